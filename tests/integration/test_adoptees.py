@@ -143,8 +143,8 @@ async def test_an_adoptee_that_cannot_be_compared_delays_no_other_role(
 
 
 async def test_many_are_compared_in_several_rounds(world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pgrole_controller.controller.privileges.adoptee_comparison._AT_ONCE", 2)
-    monkeypatch.setattr("pgrole_controller.controller.privileges.adoptee_comparison._LONGEST", 0.0)
+    monkeypatch.setattr("pgrole_controller.controller.privileges.privilege_round._MOST_ADOPTEES", 2)
+    monkeypatch.setattr("pgrole_controller.controller.privileges.privilege_round._ADOPTEE_SECONDS", 0.0)
     one = replace(world.declare(WRITE), adoptee=Takeover.NEW)
     keys = [Key("shop", f"adoptee{number}") for number in range(5)]
     for key in keys:

@@ -15,7 +15,7 @@ from pgrole_controller.controller.context import WorkerContext
 from pgrole_controller.controller.maintenance import Maintenance
 from pgrole_controller.controller.privileges.databases import Databases
 from pgrole_controller.controller.privileges.grantees import Grantees
-from pgrole_controller.controller.privileges.unrecorded_drifts import UnrecordedDrifts
+from pgrole_controller.controller.privileges.privilege_records import UnrecordedDrifts
 from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.database_options import DatabasesConfig

@@ -16,7 +16,7 @@ import anyio
 
 from pgrole_controller.controller.errors import contain
 from pgrole_controller.controller.privileges import large_rounds
-from pgrole_controller.controller.privileges.interruptions import Interruptions, Uninterrupted, read_beside
+from pgrole_controller.controller.privileges.large_rounds import Interruptions, Uninterrupted, read_beside
 from pgrole_controller.controller.privileges.privilege_approval import consider_approval, mention_approval
 from pgrole_controller.controller.privileges.privilege_attribution import find_authors
 from pgrole_controller.controller.privileges.privilege_memory import PrivilegeMemory
@@ -39,8 +39,7 @@ from pgrole_controller.controller.privileges.privilege_records import (
     apply_and_record,
     record_waiting,
 )
-from pgrole_controller.controller.privileges.privilege_restart import find_new_objects
-from pgrole_controller.controller.privileges.privilege_screening import RoundScreening
+from pgrole_controller.controller.privileges.privilege_screening import RoundScreening, find_new_objects
 from pgrole_controller.controller.privileges.role_memory import AppliedState, NewObjects
 from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core.contest import Moment

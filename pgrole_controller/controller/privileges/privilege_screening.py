@@ -1,16 +1,25 @@
-"""Which roles, and which objects of each, a round in one database has to decide about."""
+"""Which roles, and which objects of each, a round in one database has to decide about, and which objects may be new.
+
+A privilege is missing either because someone revoked it, or because its object was created while no controller ran. A
+process remembers no objects before its first complete read. There, an object is old if it was created before the role's
+declaration was last applied in this database, as `pgrole.applied` records. Where nothing is stored, or the age is not
+certain, the object counts as new.
+"""
 
 from collections.abc import Collection, Iterable, Sequence
 
 from pgrole_controller.controller.privileges import large_rounds
 from pgrole_controller.controller.privileges.privilege_memory import PrivilegeMemory
-from pgrole_controller.core.privileges.acl import ObservedAcl
+from pgrole_controller.controller.privileges.privilege_progress import PrivilegeProgress
+from pgrole_controller.core.privileges.acl import ObjectId, ObservedAcl
 from pgrole_controller.core.privileges.acl_screening import AclScreening
 from pgrole_controller.core.privileges.grantee import Grantee
 from pgrole_controller.core.privileges.object_patterns import compile_privileges
 from pgrole_controller.core.privileges.observed_database import ObservedDatabase
+from pgrole_controller.core.privileges.privilege_difference import PrivilegeDifference
 from pgrole_controller.core.request import Key
 from pgrole_controller.event_loop import run_aside
+from pgrole_controller.postgres.privileges.database_session import DatabaseSession
 from pgrole_controller.postgres.privileges.ddl_events import SCHEMA
 
 
@@ -86,3 +95,32 @@ class RoundScreening:
             return self._screen(observed).differs(grantee, self._memory.terms(grantee, self._database))
         except Exception:  # noqa: BLE001 -- the decision meets it again, as this role's error
             return True
+
+
+async def find_new_objects(
+    some: Sequence[PrivilegeProgress], observed: ObservedDatabase, session: DatabaseSession
+) -> dict[Key, frozenset[ObjectId]]:
+    """By role that misses something: objects, and creators of default privileges, that may be new.
+
+    Raises PgRoleError.
+    """
+    asked = {one.grantee.key: objects for one in some if (objects := _missing_on(one, observed))}
+    if not asked or not session.stores:
+        return {}
+    oids = {one.grantee.key: one.grantee.oid for one in some}
+    older = await session.read_older([(oids[key], each) for key, objects in asked.items() for each in objects])
+    return {
+        key: frozenset(each for each in objects if (oids[key], each) not in older) for key, objects in asked.items()
+    }
+
+
+def _missing_on(one: PrivilegeProgress, observed: ObservedDatabase) -> frozenset[ObjectId]:
+    missing = [each for each in (*one.decision.extended, *one.decision.reported) if not each.held]
+    objects = {each.object.id for each in missing if each.object is not None}
+    return frozenset(objects | _creators(missing, observed))
+
+
+def _creators(missing: Iterable[PrivilegeDifference], observed: ObservedDatabase) -> set[ObjectId]:
+    if all(each.object is not None for each in missing):
+        return set()
+    return {ObjectId("pg_authid", oid) for oid in observed.roles.values()}
