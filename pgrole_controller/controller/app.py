@@ -17,14 +17,13 @@ from anyio.abc import TaskGroup
 from pgrole_controller import metrics
 from pgrole_controller.api import reading
 from pgrole_controller.controller.background import Background
-from pgrole_controller.controller.cluster_id import read_cluster_id
 from pgrole_controller.controller.context import LiveServers, WorkerContext
 from pgrole_controller.controller.declaration import ControllerConfig, index_pgserver
 from pgrole_controller.controller.errors import CannotStart, Misconfigured
 from pgrole_controller.controller.health import Health, Scraper
 from pgrole_controller.controller.leadership import Leadership
 from pgrole_controller.controller.lookup_threads import LookupThreads
-from pgrole_controller.controller.namespaces import Namespaces
+from pgrole_controller.controller.namespaces import Namespaces, read_cluster_id
 from pgrole_controller.controller.objects import Objects, index_by_owner, index_pgrole
 from pgrole_controller.controller.passwords import PasswordTasks
 from pgrole_controller.controller.privileges.grantees import Grantees

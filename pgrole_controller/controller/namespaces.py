@@ -1,4 +1,4 @@
-"""Namespaces: the uid of an object's namespace, and the labels that a server's policy may select.
+"""Namespaces: the uid of an object's namespace, the labels that a server's policy may select, and the cluster's id.
 
 Expected flow: the watch delivers namespaces. When an object is deleted, its namespace may already be another one of the
 same name, before the watch delivers that: objects that were read before continue, since an object cannot change its
@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import anyio
 
+from pgrole_controller.controller.errors import CannotStart
 from pgrole_controller.core.backoff import Backoff
 from pgrole_controller.core.errors import Reason, Waiting
 from pgrole_controller.core.request import Key
 from pgrole_controller.event_loop import Signal
-from pgrole_controller.kube.errors import BadStream, KubeError
+from pgrole_controller.kube.errors import ApiError, BadStream, KubeError, Unreachable
 from pgrole_controller.kube.resource import NAMESPACES
 from pgrole_controller.kube.store import Store
 from pgrole_controller.kube.unvalidated import parse
@@ -37,6 +38,8 @@ REFRESH_SECONDS = 60.0
 FIRST_DELAY = 0.5
 LONGEST_DELAY = 30.0
 _BACKOFF = Backoff(FIRST_DELAY, LONGEST_DELAY)
+
+_OF_CLUSTER = "kube-system"
 
 #: Maximum number of concurrent reads.
 ASKING = 4
@@ -187,7 +190,7 @@ class Namespaces:
         while name in self._questions:
             forgotten = self._forgotten[name]
             try:
-                found = await self._request(name)
+                found = await _request(self._client, name)
             except KubeError as error:
                 log.warning("namespace not read, trying again", extra={"namespace": name, "error": str(error)})
                 if name not in in_use():
@@ -203,13 +206,6 @@ class Namespaces:
                 known(self.waiting(name))
         del self._forgotten[name]
         self._asked.set()
-
-    async def _request(self, name: str) -> Namespace:
-        answer = parse(await self._client.request("GET", NAMESPACES.path(name=name), timeout=ASK_SECONDS))
-        try:
-            return _read(answer)
-        except KeyError as error:
-            raise BadStream(f"the API server's answer is not a namespace: {error} is missing") from error
 
     def _take(self, found: Namespace) -> None:
         self._doubted.pop(found.name, None)
@@ -231,7 +227,7 @@ class Namespaces:
     async def _reread(self, name: str, relabelled: Callable[[str], None]) -> None:
         before = self._answers.get(name)
         try:
-            found = await self._request(name)
+            found = await _request(self._client, name)
         except KubeError as error:
             log.warning("labels of a namespace not read", extra={"namespace": name, "error": str(error)})
             return
@@ -243,6 +239,37 @@ class Namespaces:
             relabelled(name)
 
 
+async def _request(client: "Client", name: str) -> Namespace:
+    """Raises KubeError."""
+    answer = parse(await client.request("GET", NAMESPACES.path(name=name), timeout=ASK_SECONDS))
+    try:
+        return _read(answer)
+    except KeyError as error:
+        raise BadStream(f"the API server's answer is not a namespace: {error} is missing") from error
+
+
 def _read(obj: dict[str, Any]) -> Namespace:
     metadata = obj["metadata"]
     return Namespace(metadata["name"], metadata["uid"], metadata.get("labels") or {})
+
+
+async def read_cluster_id(client: "Client") -> str:
+    """Returns what tells the cluster's claims from those of other clusters: the uid of namespace kube-system.
+
+    Tries again while the API server does not answer. Raises CannotStart if it refuses, and ApiError.
+    """
+    while True:
+        try:
+            return (await _request(client, _OF_CLUSTER)).uid
+        except ApiError as error:
+            if error.status in (401, 403, 404):
+                raise CannotStart(
+                    f"the cluster's id is not readable (the uid of namespace {_OF_CLUSTER}): {error}. "
+                    f"Grant get on it, or set --cluster-id"
+                ) from error
+            if error.status not in (408, 429) and error.status < 500:
+                raise
+            log.warning("API server does not answer yet", extra={"error": str(error)})
+        except (Unreachable, BadStream) as error:
+            log.warning("API server not reached", extra={"error": str(error)})
+        await anyio.sleep(1.0)

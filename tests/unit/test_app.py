@@ -7,8 +7,8 @@ from typing import cast
 import anyio
 import pytest
 
-from pgrole_controller.controller.cluster_id import read_cluster_id
 from pgrole_controller.controller.errors import CannotStart
+from pgrole_controller.controller.namespaces import read_cluster_id
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import ApiError, Unreachable
 from tests.timelapse import in_timelapse
@@ -37,13 +37,13 @@ async def read_from(*answers: Exception | bytes) -> str:
 @in_timelapse
 async def test_startup_waits_for_an_unreachable_or_overloaded_api_server() -> None:
     passing = [ApiError(status, "", "") for status in (408, 429, 500, 502, 503, 504)]
-    answer = json.dumps({"metadata": {"uid": "7f"}}).encode()
+    answer = json.dumps({"metadata": {"name": "kube-system", "uid": "7f"}}).encode()
     assert await read_from(Unreachable("refused"), *passing, answer) == "7f"
 
 
 @in_timelapse
 async def test_startup_ignores_answers_that_a_proxy_sends_for_the_api_server() -> None:
-    answer = json.dumps({"metadata": {"uid": "7f"}}).encode()
+    answer = json.dumps({"metadata": {"name": "kube-system", "uid": "7f"}}).encode()
     assert await read_from(b"<html>be patient</html>", b'"be patient"', b'{"metadata":{}}', answer) == "7f"
 
 
