@@ -2,12 +2,15 @@
 
 Long work must not keep the loop, which serves every server: it runs in turns, or on a thread. Python runs one thread at
 a time, and each that computes makes every turn of the loop wait 5 ms longer. So there are two at most: one for long
-calls, and one for the others, which need not wait for these.
+calls, and one for the others, which need not wait for these. Each name lookup has a thread of its own.
 """
 
+import errno
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import ParamSpec, TypeVar
+from threading import Thread
+from typing import Any, ParamSpec, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -110,3 +113,31 @@ class Signal:
     async def wait(self) -> None:
         """Waits until set or pulsed; returns at once while set."""
         await self._event.wait()
+
+
+class LookupThreads(ThreadPoolExecutor):
+    """A loop's default executor, which must be of this kind: a thread for each lookup of a host name.
+
+    Otherwise, the hosts of one server could occupy the loop's few threads for as long as a resolver takes, and the
+    process could not end before the resolver gives up. It does not wait for these threads at its end.
+    """
+
+    def submit(self, call: Callable[..., Any], /, *arguments: object, **named: object) -> Future[Any]:
+        future: Future[Any] = Future()
+        thread = Thread(target=_run, args=(future, partial(call, *arguments, **named)), name="lookup", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # reported as a failed lookup
+            future.set_exception(OSError(errno.EAGAIN, f"no thread available for a name lookup: {error}"))
+        return future
+
+
+def _run(future: Future[Any], call: Callable[[], Any]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        result = call()
+    except BaseException as error:  # noqa: BLE001 -- whoever waits for the future is told
+        future.set_exception(error)
+    else:
+        future.set_result(result)

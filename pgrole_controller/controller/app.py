@@ -22,7 +22,6 @@ from pgrole_controller.controller.declaration import ControllerConfig, index_pgs
 from pgrole_controller.controller.errors import CannotStart, Misconfigured
 from pgrole_controller.controller.health import Health, Scraper
 from pgrole_controller.controller.leadership import Leadership
-from pgrole_controller.controller.lookup_threads import LookupThreads
 from pgrole_controller.controller.namespaces import Namespaces, read_cluster_id
 from pgrole_controller.controller.objects import Objects, index_by_owner, index_pgrole
 from pgrole_controller.controller.passwords import PasswordTasks
@@ -38,7 +37,7 @@ from pgrole_controller.controller.telemetry import count_news
 from pgrole_controller.controller.worker import ServerWorker
 from pgrole_controller.core.privileges.privilege_result import PrivilegeResult
 from pgrole_controller.core.request import Key
-from pgrole_controller.event_loop import Signal, unless
+from pgrole_controller.event_loop import LookupThreads, Signal, unless
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.election import Elector
 from pgrole_controller.kube.errors import KubeError, WrongKubeconfig

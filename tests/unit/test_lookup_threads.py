@@ -1,4 +1,4 @@
-"""controller/lookup_threads: a hanging lookup delays neither others nor shutdown."""
+"""event_loop.LookupThreads: a hanging lookup delays neither others nor shutdown."""
 
 import asyncio
 import socket
@@ -8,8 +8,8 @@ from threading import Event, Thread
 import anyio
 import pytest
 
-from pgrole_controller.controller.lookup_threads import LookupThreads
 from pgrole_controller.core.errors import PgRoleError
+from pgrole_controller.event_loop import LookupThreads
 from pgrole_controller.local.process import reached
 from pgrole_controller.postgres.connection import Endpoint, connect
 
