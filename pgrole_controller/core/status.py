@@ -24,7 +24,8 @@ from pgrole_controller.core.errors import Reason
 from pgrole_controller.core.outcome import Outcome, Phase
 from pgrole_controller.core.password import version_of
 from pgrole_controller.core.privileges.granted_privileges import GrantedPrivileges, describe_approval
-from pgrole_controller.core.privileges.privilege_result import DriftAuthor, combine_drifts
+from pgrole_controller.core.privileges.privilege_difference import combine_drifts
+from pgrole_controller.core.privileges.privilege_result import DriftAuthor
 from pgrole_controller.core.role_drift import FoundCause
 
 #: A condition as in the object: type, status, reason, message, observedGeneration, lastTransitionTime.

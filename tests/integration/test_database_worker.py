@@ -44,8 +44,9 @@ from pgrole_controller.core.privileges.grantee import (
     PrivilegeRule,
     SchemaAccess,
 )
+from pgrole_controller.core.privileges.privilege_difference import combine_drifts
 from pgrole_controller.core.privileges.privilege_reach import PrivilegeReach
-from pgrole_controller.core.privileges.privilege_result import DriftAuthor, Evidence, News, combine_drifts
+from pgrole_controller.core.privileges.privilege_result import DriftAuthor, Evidence, News
 from pgrole_controller.local.process import reached
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.privileges import acl_attribution, searches

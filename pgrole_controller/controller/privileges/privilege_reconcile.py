@@ -48,15 +48,14 @@ from pgrole_controller.core.privileges.acl import ObjectId
 from pgrole_controller.core.privileges.acl_decision import PrivilegeDecision, decide_privileges
 from pgrole_controller.core.privileges.grantee import Grantee
 from pgrole_controller.core.privileges.observed_database import ObservedDatabase
-from pgrole_controller.core.privileges.privilege_difference import PrivilegeDifference, phrases
-from pgrole_controller.core.privileges.privilege_result import (
-    DriftAuthor,
-    PrivilegeDrift,
-    PrivilegeResult,
+from pgrole_controller.core.privileges.privilege_difference import (
+    PrivilegeDifference,
     announce_drift,
     announce_extension,
     describe_drift,
+    phrases,
 )
+from pgrole_controller.core.privileges.privilege_result import DriftAuthor, PrivilegeDrift, PrivilegeResult
 from pgrole_controller.core.request import Key
 from pgrole_controller.event_loop import run_aside
 from pgrole_controller.postgres.privileges.acl_apply import AppliedAcls

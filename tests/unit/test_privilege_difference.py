@@ -1,18 +1,17 @@
-"""core/privileges/privilege_result: the texts about privilege drift that people read."""
+"""core/privileges/privilege_difference: the texts about privilege drift that people read."""
 
 from datetime import UTC, datetime
 
 from pgrole_controller.core.privileges.acl import DatabaseObject, ObjectId, ObjectKind
 from pgrole_controller.core.privileges.default_acl_decision import label_place
-from pgrole_controller.core.privileges.privilege_difference import DifferenceClassifier, PrivilegeDifference
-from pgrole_controller.core.privileges.privilege_result import (
-    DriftAuthor,
-    Evidence,
-    News,
+from pgrole_controller.core.privileges.privilege_difference import (
+    DifferenceClassifier,
+    PrivilegeDifference,
     announce_drift,
     announce_extension,
     describe_drift,
 )
+from pgrole_controller.core.privileges.privilege_result import DriftAuthor, Evidence, News
 
 NOW = datetime(2027, 1, 2, 16, 4, 9, 113000, tzinfo=UTC)
 ALICE = DriftAuthor(Evidence.TRANSACTION, "alice", "alice", "psql", "10.2.3.4", NOW, "GRANT DELETE ON app.orders TO x")
