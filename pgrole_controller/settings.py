@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 from pgrole_controller.api.validation import is_namespace_name, is_object_name, read_duration
-from pgrole_controller.core.database_options import DatabaseMode
 from pgrole_controller.core.policy import ServerPolicy
 from pgrole_controller.core.privileges.grantee import PrivilegeRule
 from pgrole_controller.core.role import POWERS
-from pgrole_controller.core.state import Mode
+from pgrole_controller.core.server_options import DatabaseMode, Mode
 from pgrole_controller.dsn import LAST_PORT, read_dsn
 from pgrole_controller.logs import LogFormat
 

@@ -14,9 +14,9 @@ import anyio
 from pgrole_controller.api.reading import Invalid, read_pgserver
 from pgrole_controller.controller.server_config import DEFAULT_SERVER, ServerConfig
 from pgrole_controller.core.connection_secret import Address
-from pgrole_controller.core.database_options import DatabasesConfig
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient
 from pgrole_controller.core.policy import ServerPolicy
+from pgrole_controller.core.server_options import DatabasesConfig
 from pgrole_controller.dsn import address_of
 from pgrole_controller.imports import startup_imports
 from pgrole_controller.kube.errors import ApiError

@@ -12,19 +12,19 @@ from pgrole_controller.api.validation import read_duration, read_retention
 from pgrole_controller.controller.objects import age_of, generation_of
 from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core.connection_secret import Address
-from pgrole_controller.core.database_options import (
-    AttributionConfig,
-    AuditSource,
-    DatabaseMode,
-    DatabasesConfig,
-    HistoryConfig,
-)
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient, Waiting
 from pgrole_controller.core.policy import Requirement, ServerPolicy
 from pgrole_controller.core.privileges.acl import TABLE_KINDS, ObjectKind
 from pgrole_controller.core.privileges.grantee import PrivilegeRule
 from pgrole_controller.core.request import Key
-from pgrole_controller.core.state import Mode
+from pgrole_controller.core.server_options import (
+    AttributionConfig,
+    AuditSource,
+    DatabaseMode,
+    DatabasesConfig,
+    HistoryConfig,
+    Mode,
+)
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import ApiError, BadStream, Unreachable
 from pgrole_controller.kube.resource import CONFIGMAPS

@@ -32,7 +32,7 @@ from pgrole_controller.controller.queue import Queue
 from pgrole_controller.controller.servers import ServerWorkers
 from pgrole_controller.controller.sources import NO_SERVER
 from pgrole_controller.controller.worker import ServerWorker
-from pgrole_controller.core.state import Mode
+from pgrole_controller.core.server_options import Mode
 from pgrole_controller.ending import describe_os_error
 from pgrole_controller.kube.store import Store
 from pgrole_controller.listening import listen

@@ -20,7 +20,6 @@ from pgrole_controller.controller.result import Attempt, Result, current_moment,
 from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.controller.worker_memory import OwnChanges, ReadBack, Verifiers, WorkerMemory
 from pgrole_controller.core.contest import Contests
-from pgrole_controller.core.database_options import AuditSource
 from pgrole_controller.core.decision import ROUNDS, decide, decide_absent
 from pgrole_controller.core.deletion import add_way_out
 from pgrole_controller.core.diff import set_password
@@ -30,6 +29,7 @@ from pgrole_controller.core.password import PasswordResult
 from pgrole_controller.core.plan import Plan, ReassignResult
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.scram import Verifier
+from pgrole_controller.core.server_options import AuditSource
 from pgrole_controller.core.state import Observed, Server
 from pgrole_controller.logs import describe_error
 from pgrole_controller.postgres.apply import PartlyApplied

@@ -3,10 +3,9 @@
 from dataclasses import dataclass, field
 
 from pgrole_controller.core.connection_secret import Address
-from pgrole_controller.core.database_options import AttributionConfig, DatabasesConfig, HistoryConfig
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.core.policy import ServerPolicy
-from pgrole_controller.core.state import Mode
+from pgrole_controller.core.server_options import AttributionConfig, DatabasesConfig, HistoryConfig, Mode
 from pgrole_controller.postgres.connection import Endpoint
 
 #: The server that PGROLE_DSN stands for, unless a PgServer has this name.

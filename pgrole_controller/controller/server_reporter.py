@@ -25,7 +25,8 @@ from pgrole_controller.core.drift_record import HourlyDrifts, read_hourly_drifts
 from pgrole_controller.core.errors import Reason
 from pgrole_controller.core.outcome import CONNECTED, Outcome, Phase, of_error
 from pgrole_controller.core.request import Key
-from pgrole_controller.core.state import Claims, Mode
+from pgrole_controller.core.server_options import Mode
+from pgrole_controller.core.state import Claims
 from pgrole_controller.core.status import build_conditions
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import ApiError, KubeError

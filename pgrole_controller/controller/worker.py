@@ -38,9 +38,9 @@ from pgrole_controller.controller.telemetry import (
     count_notification,
 )
 from pgrole_controller.controller.worker_memory import OwnChanges, WorkerMemory
-from pgrole_controller.core.database_options import AuditSource
 from pgrole_controller.core.errors import PgRoleError, Reason
 from pgrole_controller.core.request import Key, Rank, Request, RequestReason
+from pgrole_controller.core.server_options import AuditSource
 from pgrole_controller.core.workqueue import WorkItem
 from pgrole_controller.event_loop import Signal
 from pgrole_controller.postgres.session import Session

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from enum import StrEnum
 from typing import Literal
 
 from pgrole_controller.core.approval import Approval
@@ -17,18 +16,10 @@ from pgrole_controller.core.privileges.grantee import DatabasePrivileges
 from pgrole_controller.core.privileges.privilege_result import PrivilegeResult
 from pgrole_controller.core.role import ObservedRole, Role
 from pgrole_controller.core.scram import LEAST_ITERATIONS, Verifier
+from pgrole_controller.core.server_options import Mode
 
 #: Where claims are stored: in schema pgrole of the home database, or in the objects' status if there is no schema.
 Claims = Literal["Database", "Status"]
-
-
-class Mode(StrEnum):
-    """A detection mode: as declared, or (except AUTO) as in effect."""
-
-    AUTO = "Auto"  # the best one that the server supports
-    WATCH = "Watch"  # schema pgrole announces every change
-    POLL = "Poll"  # the digests of all roles are read every interval
-    RESYNC = "Resync"  # only the periodic resync of every object
 
 
 @dataclass(frozen=True, slots=True)

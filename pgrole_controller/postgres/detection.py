@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import anyio
 
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
-from pgrole_controller.core.state import Mode
+from pgrole_controller.core.server_options import Mode
 from pgrole_controller.postgres import watch
 from pgrole_controller.postgres.capabilities import Capabilities, Identity, explaining, identify
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect

@@ -19,9 +19,9 @@ from datetime import datetime
 
 import anyio
 
-from pgrole_controller.core.database_options import HistoryConfig
 from pgrole_controller.core.ddl import quote_literal, storable
 from pgrole_controller.core.privileges.privilege_result import DriftAuthor, Evidence
+from pgrole_controller.core.server_options import HistoryConfig
 from pgrole_controller.postgres.claim_store import CHANGE_TIMEOUTS
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.errors import translate_errors

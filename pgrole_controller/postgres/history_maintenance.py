@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from datetime import timedelta
 
 from pgrole_controller import resources
-from pgrole_controller.core.database_options import HistoryConfig
+from pgrole_controller.core.server_options import HistoryConfig
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.fence import Fence
 from pgrole_controller.postgres.privileges.ddl_events import PRUNED_AT_ONCE

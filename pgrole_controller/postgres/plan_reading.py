@@ -15,7 +15,8 @@ from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.core.privileges.observed_database import ObservedDatabase
 from pgrole_controller.core.privileges.privilege_reach import PrivilegeReach
 from pgrole_controller.core.request import Key
-from pgrole_controller.core.state import Detection, Mode, Observed
+from pgrole_controller.core.server_options import Mode
+from pgrole_controller.core.state import Detection, Observed
 from pgrole_controller.postgres import catalog, queries
 from pgrole_controller.postgres.capabilities import identify
 from pgrole_controller.postgres.claim_store import HomeConnection

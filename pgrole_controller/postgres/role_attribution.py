@@ -25,10 +25,10 @@ import anyio.to_thread
 
 from pgrole_controller import resources
 from pgrole_controller.core.audit_line import ChangedRole, RoleCommand, find_author, read_lines
-from pgrole_controller.core.database_options import AuditSource
 from pgrole_controller.core.ddl import quote_identifier
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.core.privileges.privilege_result import DriftAuthor, Evidence
+from pgrole_controller.core.server_options import AuditSource
 from pgrole_controller.postgres.catalog import read_suspects
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.privileges.acl_attribution import legible

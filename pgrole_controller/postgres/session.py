@@ -23,7 +23,8 @@ from pgrole_controller.core.plan import NewOwner, Plan
 from pgrole_controller.core.policy import References
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.scram import Verifier
-from pgrole_controller.core.state import Dependents, Detection, Mode, Observed
+from pgrole_controller.core.server_options import Mode
+from pgrole_controller.core.state import Dependents, Detection, Observed
 from pgrole_controller.postgres import catalog, queries
 from pgrole_controller.postgres.apply import Dialect, LockedRoles, apply_plans
 from pgrole_controller.postgres.capabilities import (

@@ -13,7 +13,6 @@ from pgrole_controller.controller.privileges.database_worker import DatabaseCont
 from pgrole_controller.controller.privileges.grantees import Grantees
 from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core.connection_secret import Address
-from pgrole_controller.core.database_options import DatabasesConfig
 from pgrole_controller.core.policy import ServerPolicy
 from pgrole_controller.core.privileges.grantee import (
     Access,
@@ -25,6 +24,7 @@ from pgrole_controller.core.privileges.grantee import (
 )
 from pgrole_controller.core.privileges.privilege_result import News, PrivilegeNews, PrivilegeResult
 from pgrole_controller.core.request import Key
+from pgrole_controller.core.server_options import DatabasesConfig
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.local.process import reached
 from pgrole_controller.postgres import queries

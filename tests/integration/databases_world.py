@@ -17,10 +17,10 @@ from pgrole_controller.controller.privileges.databases import Databases, Databas
 from pgrole_controller.controller.privileges.grantees import Grantees
 from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core.connection_secret import Address
-from pgrole_controller.core.database_options import DatabaseMode, DatabasesConfig
 from pgrole_controller.core.policy import ServerPolicy
 from pgrole_controller.core.privileges.grantee import DatabasePrivileges, Grantee
 from pgrole_controller.core.privileges.privilege_result import PrivilegeNews, PrivilegeResult
+from pgrole_controller.core.server_options import DatabaseMode, DatabasesConfig
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.local.process import reached
 from pgrole_controller.postgres.capabilities import identify

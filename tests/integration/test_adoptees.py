@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from pgrole_controller.core.database_options import DatabaseMode
 from pgrole_controller.core.privileges.acl import ObjectKind
 from pgrole_controller.core.privileges.grantee import (
     DatabasePrivileges,
@@ -16,6 +15,7 @@ from pgrole_controller.core.privileges.grantee import (
 )
 from pgrole_controller.core.privileges.privilege_result import PrivilegeResult
 from pgrole_controller.core.request import Key
+from pgrole_controller.core.server_options import DatabaseMode
 from pgrole_controller.local.process import reached
 from tests.integration.database_world import DEADLINE, POLICY, SERVER, WRITE, DatabaseWorkerWorld
 

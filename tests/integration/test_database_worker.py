@@ -31,7 +31,6 @@ from pgrole_controller.controller.privileges.privilege_round import run_round
 from pgrole_controller.core import contest as contests
 from pgrole_controller.core.approval import read_approval
 from pgrole_controller.core.backoff import Backoff
-from pgrole_controller.core.database_options import DatabaseMode, DatabasesConfig
 from pgrole_controller.core.errors import PgRoleError, Reason
 from pgrole_controller.core.privileges.acl import ObjectKind
 from pgrole_controller.core.privileges.acl_decision import PrivilegeDecision, decide_privileges
@@ -47,6 +46,7 @@ from pgrole_controller.core.privileges.grantee import (
 from pgrole_controller.core.privileges.privilege_difference import combine_drifts
 from pgrole_controller.core.privileges.privilege_reach import PrivilegeReach
 from pgrole_controller.core.privileges.privilege_result import DriftAuthor, Evidence, News
+from pgrole_controller.core.server_options import DatabaseMode, DatabasesConfig
 from pgrole_controller.local.process import reached
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.privileges import acl_attribution, searches

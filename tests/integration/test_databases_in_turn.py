@@ -14,11 +14,11 @@ from pgrole_controller.controller.privileges import database_rotation, database_
 from pgrole_controller.controller.privileges.databases import Databases
 from pgrole_controller.controller.privileges.privilege_round import run_round
 from pgrole_controller.core.backoff import Backoff
-from pgrole_controller.core.database_options import DatabaseMode, DatabasesConfig
 from pgrole_controller.core.errors import Reason
 from pgrole_controller.core.privileges import database_places
 from pgrole_controller.core.privileges.grantee import DatabasePrivileges, Grantee, PrivilegeRule
 from pgrole_controller.core.privileges.privilege_result import Evidence, News
+from pgrole_controller.core.server_options import DatabaseMode, DatabasesConfig
 from pgrole_controller.kube.lease import Term
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres.fence import Fence, take_lead

@@ -11,10 +11,10 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
-from pgrole_controller.core.database_options import HistoryConfig
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.core.listed_drift import ListedDrift
 from pgrole_controller.core.privileges.privilege_result import DriftAuthor, Evidence
+from pgrole_controller.core.server_options import HistoryConfig
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from pgrole_controller.controller.privileges.database_worker import DatabaseWorker
-from pgrole_controller.core.database_options import DatabaseMode
+from pgrole_controller.core.server_options import DatabaseMode
 from pgrole_controller.local.process import reached
 from pgrole_controller.postgres.diagnosis import read_event_trigger_facts
 from pgrole_controller.postgres.privileges import database_session

@@ -22,7 +22,8 @@ from pgrole_controller.core.plan import ReassignOwned
 from pgrole_controller.core.policy import Policy
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.role import Role
-from pgrole_controller.core.state import Desired, Mode, Observed, Server
+from pgrole_controller.core.server_options import Mode
+from pgrole_controller.core.state import Desired, Observed, Server
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.reassign import reassign_owned

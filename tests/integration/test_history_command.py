@@ -8,8 +8,8 @@ from datetime import UTC, datetime, timedelta
 import asyncpg
 import pytest_asyncio
 
-from pgrole_controller.core.database_options import HistoryConfig
 from pgrole_controller.core.privileges.privilege_result import DriftAuthor, Evidence
+from pgrole_controller.core.server_options import HistoryConfig
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.drift_history import RecordedDrift, build_record_statement

@@ -13,7 +13,7 @@ import pytest
 
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.core.request import Key
-from pgrole_controller.core.state import Mode
+from pgrole_controller.core.server_options import Mode
 from pgrole_controller.local.postgres import SUPERUSER, PostgresServer
 from pgrole_controller.postgres import connection as connection_module
 from pgrole_controller.postgres.catalog import ReferencedNames

@@ -18,9 +18,9 @@ from pgrole_controller.controller.privileges.grantees import Grantees
 from pgrole_controller.controller.privileges.privilege_records import UnrecordedDrifts
 from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core.connection_secret import Address
-from pgrole_controller.core.database_options import DatabasesConfig
 from pgrole_controller.core.errors import Reason, Transient
 from pgrole_controller.core.policy import ServerPolicy
+from pgrole_controller.core.server_options import DatabasesConfig
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.capabilities import identify

@@ -17,7 +17,7 @@ from pgrole_controller.core.password import PasswordRecord
 from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.role import UNSEEN, Role
-from pgrole_controller.core.state import Mode
+from pgrole_controller.core.server_options import Mode
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.apply import Dialect, apply_plans

@@ -4,7 +4,6 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from pgrole_controller.core.database_options import DatabaseMode
 from pgrole_controller.core.privileges.acl import ObjectKind
 from pgrole_controller.core.privileges.grantee import (
     Access,
@@ -13,6 +12,7 @@ from pgrole_controller.core.privileges.grantee import (
     ObjectPrivileges,
     SchemaAccess,
 )
+from pgrole_controller.core.server_options import DatabaseMode
 from pgrole_controller.local.process import reached
 from tests.integration.database_world import (
     DEADLINE,

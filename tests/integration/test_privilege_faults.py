@@ -21,7 +21,6 @@ from pgrole_controller.controller.leadership import Leadership
 from pgrole_controller.controller.privileges import database_worker, large_rounds, privilege_round
 from pgrole_controller.controller.privileges.database_worker import DatabaseContext, DatabaseWorker
 from pgrole_controller.core.backoff import Backoff
-from pgrole_controller.core.database_options import DatabaseMode
 from pgrole_controller.core.errors import PgRoleError, Reason
 from pgrole_controller.core.privileges.acl import ObjectKind
 from pgrole_controller.core.privileges.grantee import (
@@ -33,6 +32,7 @@ from pgrole_controller.core.privileges.grantee import (
 )
 from pgrole_controller.core.privileges.privilege_result import PrivilegeResult
 from pgrole_controller.core.request import Key
+from pgrole_controller.core.server_options import DatabaseMode
 from pgrole_controller.kube.lease import Term
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.local.process import reached

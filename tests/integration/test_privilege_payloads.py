@@ -12,7 +12,6 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
-from pgrole_controller.core.database_options import DatabaseMode
 from pgrole_controller.core.errors import Reason
 from pgrole_controller.core.privileges.acl import ObjectKind
 from pgrole_controller.core.privileges.grantee import (
@@ -23,6 +22,7 @@ from pgrole_controller.core.privileges.grantee import (
     SchemaAccess,
 )
 from pgrole_controller.core.request import Key
+from pgrole_controller.core.server_options import DatabaseMode
 from pgrole_controller.local.process import reached
 from pgrole_controller.postgres import answer_pages, framing, queries, session_settings
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect

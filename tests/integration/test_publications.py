@@ -7,7 +7,7 @@ import pytest
 import pytest_asyncio
 
 from pgrole_controller.controller.privileges.database_worker import DatabaseWorker
-from pgrole_controller.core.database_options import DatabaseMode
+from pgrole_controller.core.server_options import DatabaseMode
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.local.process import reached
 from pgrole_controller.postgres import queries, schema

@@ -9,8 +9,8 @@ import pytest_asyncio
 
 from pgrole_controller.controller.privileges import database_worker
 from pgrole_controller.core.backoff import Backoff
-from pgrole_controller.core.database_options import DatabasesConfig
 from pgrole_controller.core.errors import Reason
+from pgrole_controller.core.server_options import DatabasesConfig
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres.capabilities import identify
 from pgrole_controller.postgres.connection import Endpoint, connect

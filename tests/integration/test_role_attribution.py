@@ -17,8 +17,8 @@ import pytest
 import pytest_asyncio
 
 from pgrole_controller.core.audit_line import ChangedRole
-from pgrole_controller.core.database_options import AuditSource
 from pgrole_controller.core.privileges.privilege_result import Evidence
+from pgrole_controller.core.server_options import AuditSource
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres import role_attribution
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect

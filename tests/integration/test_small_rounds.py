@@ -10,10 +10,10 @@ import pytest
 
 from pgrole_controller.controller.privileges import large_rounds
 from pgrole_controller.controller.privileges.small_rounds import Notice
-from pgrole_controller.core.database_options import DatabaseMode
 from pgrole_controller.core.errors import Reason, Transient
 from pgrole_controller.core.privileges.grantee import SchemaAccess, Takeover
 from pgrole_controller.core.privileges.privilege_result import Evidence, News
+from pgrole_controller.core.server_options import DatabaseMode
 from pgrole_controller.local.process import reached
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.privileges import acl_apply, reading_connection

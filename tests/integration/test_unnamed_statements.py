@@ -9,8 +9,8 @@ import pytest
 
 from pgrole_controller import resources
 from pgrole_controller.controller.privileges.database_worker import DatabaseWorker
-from pgrole_controller.core.database_options import DatabaseMode, DatabasesConfig
 from pgrole_controller.core.errors import PgRoleError
+from pgrole_controller.core.server_options import DatabaseMode, DatabasesConfig
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres.backend_memory import forgetting
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect

@@ -8,16 +8,16 @@ import pytest
 
 from pgrole_controller.controller.declaration import ControllerConfig, read_declaration
 from pgrole_controller.controller.server_config import ServerConfig
-from pgrole_controller.core.database_options import (
+from pgrole_controller.core.privileges.acl import ObjectKind
+from pgrole_controller.core.privileges.grantee import PrivilegePolicy, PrivilegeRule
+from pgrole_controller.core.request import Key
+from pgrole_controller.core.server_options import (
     AttributionConfig,
     AuditSource,
     DatabaseMode,
     DatabasesConfig,
     HistoryConfig,
 )
-from pgrole_controller.core.privileges.acl import ObjectKind
-from pgrole_controller.core.privileges.grantee import PrivilegePolicy, PrivilegeRule
-from pgrole_controller.core.request import Key
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.store import Store
 from pgrole_controller.kube.stored_object import pack

@@ -9,7 +9,6 @@ import pytest
 import yaml
 
 from pgrole_controller.api.crd import PGROLE, crd
-from pgrole_controller.core.database_options import AuditSource, HistoryConfig
 from pgrole_controller.core.findings import attribution_findings, cluster_findings, schema_findings, server_findings
 from pgrole_controller.core.findings.cluster_findings import NEEDED, RequiredRight
 from pgrole_controller.core.findings.finding import Finding, FindingState, has_problem, sql, summarize
@@ -22,6 +21,7 @@ from pgrole_controller.core.findings.server_facts import (
     ServerFacts,
     SessionFacts,
 )
+from pgrole_controller.core.server_options import AuditSource, HistoryConfig
 
 OK, WARNING, PROBLEM, UNKNOWN = FindingState.OK, FindingState.WARNING, FindingState.PROBLEM, FindingState.UNKNOWN
 NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)

@@ -11,10 +11,10 @@ from pgrole_controller.controller.privileges.privilege_progress import Privilege
 from pgrole_controller.controller.privileges.privilege_records import RoundRecords
 from pgrole_controller.controller.privileges.role_memory import AppliedState, RoleMemory
 from pgrole_controller.core.approval import Approval, read_approval
-from pgrole_controller.core.database_options import HistoryConfig
 from pgrole_controller.core.privileges.acl_decision import decide_privileges
 from pgrole_controller.core.privileges.grantee import Grantee
 from pgrole_controller.core.privileges.observed_database import ObservedDatabase
+from pgrole_controller.core.server_options import HistoryConfig
 from pgrole_controller.postgres.privileges.database_session import DatabaseSession
 from tests.unit.test_acl_decision import TABLE, entry, grantee, observe
 

@@ -3,10 +3,10 @@
 import pytest
 
 from pgrole_controller.cli import config_of
-from pgrole_controller.core.database_options import DatabaseMode, DatabasesConfig
 from pgrole_controller.core.errors import Reason
 from pgrole_controller.core.privileges.grantee import PrivilegePolicy, PrivilegeRule
 from pgrole_controller.core.privileges.privilege_policy import check_database
+from pgrole_controller.core.server_options import DatabaseMode, DatabasesConfig
 from pgrole_controller.dsn import address_of, split_methods, verifies_by_default
 from pgrole_controller.settings import SETTINGS, TEMPLATES, Settings, WrongSetting, read_settings, server_policy_of
 

@@ -15,7 +15,6 @@ import anyio
 from pgrole_controller.controller.privileges.database_worker import DatabaseWorker
 from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core.backoff import Backoff
-from pgrole_controller.core.database_options import DatabaseMode
 from pgrole_controller.core.privileges.database_places import (
     DatabaseTurn,
     PolledDatabase,
@@ -23,6 +22,7 @@ from pgrole_controller.core.privileges.database_places import (
     TurnPace,
     choose_turn,
 )
+from pgrole_controller.core.server_options import DatabaseMode
 from pgrole_controller.event_loop import Signal
 from pgrole_controller.postgres.privileges.searches import pause_after
 

@@ -28,11 +28,11 @@ from pgrole_controller.controller.privileges.privilege_round import run_round
 from pgrole_controller.controller.privileges.small_rounds import Notice
 from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core.backoff import Backoff
-from pgrole_controller.core.database_options import DatabaseMode
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.privileges.grantee import Grantee
 from pgrole_controller.core.privileges.privilege_result import PrivilegeResult
 from pgrole_controller.core.request import Key
+from pgrole_controller.core.server_options import DatabaseMode
 from pgrole_controller.event_loop import Signal
 from pgrole_controller.logs import describe_error
 from pgrole_controller.postgres.capabilities import Identity

@@ -21,13 +21,13 @@ from pgrole_controller.controller.context import WorkerContext
 from pgrole_controller.controller.privileges.database_rotation import DatabaseRotation
 from pgrole_controller.controller.privileges.database_worker import DatabaseContext, DatabaseWorker
 from pgrole_controller.controller.server_config import ServerConfig
-from pgrole_controller.core.database_options import DatabaseMode
 from pgrole_controller.core.errors import PgRoleError, Refused
 from pgrole_controller.core.privileges.database_places import Standing, choose_places, outranks
 from pgrole_controller.core.privileges.grantee import PrivilegePolicy
 from pgrole_controller.core.privileges.privilege_policy import check_database
 from pgrole_controller.core.privileges.privilege_result import PrivilegeResult
 from pgrole_controller.core.request import Key
+from pgrole_controller.core.server_options import DatabaseMode
 from pgrole_controller.event_loop import Signal
 from pgrole_controller.postgres.drift_history import MOST_RECORDED, RecordedDrift
 from pgrole_controller.postgres.session import Session

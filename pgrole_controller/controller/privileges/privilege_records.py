@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 import anyio
 
 from pgrole_controller.controller.privileges.privilege_progress import PrivilegeProgress, shorten_drift
-from pgrole_controller.core.database_options import HistoryConfig
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.core.privileges.acl import DefaultAclChange
 from pgrole_controller.core.privileges.grantee import Grantee
 from pgrole_controller.core.privileges.privilege_result import DriftAuthor, PrivilegeDrift
+from pgrole_controller.core.server_options import HistoryConfig
 from pgrole_controller.postgres.drift_history import MOST_RECORDED, RecordedDrift, build_record_statement
 from pgrole_controller.postgres.fence import is_another_leading
 from pgrole_controller.postgres.privileges.acl_apply import AppliedAcls

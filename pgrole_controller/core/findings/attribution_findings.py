@@ -1,9 +1,9 @@
 """Judges which source names who changes roles: pure decisions of `doctor` about logs and statistics."""
 
-from pgrole_controller.core.database_options import AuditSource
 from pgrole_controller.core.findings.finding import Finding, FindingState, sql
 from pgrole_controller.core.findings.server_facts import RoleFacts, ServerFacts
 from pgrole_controller.core.findings.server_findings import alter_system
+from pgrole_controller.core.server_options import AuditSource
 
 OK, WARNING, UNKNOWN = FindingState.OK, FindingState.WARNING, FindingState.UNKNOWN
 

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
-from pgrole_controller.core.database_options import HistoryConfig
 from pgrole_controller.core.findings.finding import Finding, FindingState, Remedy, RemedyKind, shell, sql
 from pgrole_controller.core.findings.server_facts import (
     ClaimCount,
@@ -13,6 +12,7 @@ from pgrole_controller.core.findings.server_facts import (
     SchemaFacts,
 )
 from pgrole_controller.core.names import count_things
+from pgrole_controller.core.server_options import HistoryConfig
 
 OK, WARNING, PROBLEM, UNKNOWN = FindingState.OK, FindingState.WARNING, FindingState.PROBLEM, FindingState.UNKNOWN
 

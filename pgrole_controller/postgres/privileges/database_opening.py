@@ -5,8 +5,8 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 
 from pgrole_controller import resources
-from pgrole_controller.core.database_options import DatabaseMode
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
+from pgrole_controller.core.server_options import DatabaseMode
 from pgrole_controller.postgres.backend_memory import forgetting
 from pgrole_controller.postgres.capabilities import Identity, explaining, identify
 from pgrole_controller.postgres.connection import Connection, Endpoint

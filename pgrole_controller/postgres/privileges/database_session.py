@@ -15,13 +15,13 @@ from typing import NoReturn
 import anyio
 
 from pgrole_controller import resources
-from pgrole_controller.core.database_options import DatabaseMode
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient
 from pgrole_controller.core.privileges.acl import DefaultAclChange, ObjectId
 from pgrole_controller.core.privileges.attribution import ChangedRow
 from pgrole_controller.core.privileges.observed_database import ObservedDatabase
 from pgrole_controller.core.privileges.privilege_reach import PrivilegeReach
 from pgrole_controller.core.privileges.privilege_result import DriftAuthor
+from pgrole_controller.core.server_options import DatabaseMode
 from pgrole_controller.postgres.backend_memory import forgetting
 from pgrole_controller.postgres.capabilities import Identity
 from pgrole_controller.postgres.connection import Connection, await_end

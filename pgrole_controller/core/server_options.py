@@ -1,9 +1,18 @@
-"""What a server's administrator allows the controller to do in databases other than the home database."""
+"""What a server's administrator chooses: how changes are detected, and what the controller may do in databases."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 
 from pgrole_controller.core.names import matches
+
+
+class Mode(StrEnum):
+    """A detection mode: as declared, or (except AUTO) as in effect."""
+
+    AUTO = "Auto"  # the best one that the server supports
+    WATCH = "Watch"  # schema pgrole announces every change
+    POLL = "Poll"  # the digests of all roles are read every interval
+    RESYNC = "Resync"  # only the periodic resync of every object
 
 
 class DatabaseMode(StrEnum):
