@@ -13,7 +13,6 @@ import anyio
 
 from pgrole_controller.controller.errors import contain
 from pgrole_controller.controller.privileges import large_rounds
-from pgrole_controller.controller.privileges.complete_reads import FurtherReads
 from pgrole_controller.controller.privileges.large_rounds import Interruptions, read_beside
 from pgrole_controller.controller.privileges.privilege_reconcile import PrivilegeReconcile, RoundContext
 from pgrole_controller.controller.privileges.privilege_screening import find_dependent
@@ -89,7 +88,7 @@ async def run_round(
         if complete | partial >= everyone:
             memory.settle_everyone(read)
         await reconcile.record()
-        note(await _compare_adoptees(session, adoptees, to_read, due, memory.adoptees, small), since)
+        note(await _compare_adoptees(context, adoptees, to_read, due, small), since)
         small.finish()
     return results
 
@@ -100,17 +99,17 @@ def _answers(begun: Grantee, now: Grantee | None) -> bool:
 
 
 async def _compare_adoptees(
-    session: DatabaseSession,
+    context: RoundContext,
     adoptees: Sequence[Grantee],
     to_read: PrivilegeRead,
     keys: frozenset[Key],
-    reads: FurtherReads,
     interruptions: Interruptions,
 ) -> list[PrivilegeResult]:
     """Returns results for the adoptees of `keys`, and for all of them if `to_read` is needed and a further read
     may begin, as far as one round gets: the others are put off. Hold the session's lock. Raises PgRoleError if the
     session fails.
     """
+    session, reads = context.session, context.memory.adoptees
     asked = frozenset(one.key for one in adoptees)
     began = anyio.current_time()
     due = asked if to_read.scope is Scope.FULL else asked & keys
