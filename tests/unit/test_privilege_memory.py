@@ -210,10 +210,9 @@ def test_a_role_is_contested_only_while_its_repairs_are_held_back() -> None:
     for _ in range(LIMIT):
         role.note_repair(now, ["alice"])
         role.hold(now, (), complete=False)
-    assert not memory.is_contested(READER.key)
+    assert READER.key not in memory.contested()
     assert role.hold(now, ("alice",), complete=False) == {"alice"}
-    assert memory.is_contested(READER.key)
-    assert not memory.is_contested(OTHER.key)
+    assert memory.contested() == {READER.key}
 
 
 def test_any_changed_spec_ends_a_contest() -> None:
@@ -224,7 +223,7 @@ def test_any_changed_spec_ends_a_contest() -> None:
             role.note_repair(now, ["alice"])
         assert role.hold(now, ("alice",), complete=False) == {"alice"}
         assert memory.role(changed, "orders") is role
-        assert not memory.is_contested(READER.key)
+        assert READER.key not in memory.contested()
         assert memory.role(changed, "orders").contests == {}
 
 

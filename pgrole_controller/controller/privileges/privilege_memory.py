@@ -107,9 +107,9 @@ class PrivilegeMemory:
             self._weight = sum(self.terms(one, database).weight for one in self._kept)
         return self._weight
 
-    def is_contested(self, key: Key) -> bool:
-        known = self._roles.get(key)
-        return known is not None and known.is_contested
+    def contested(self) -> frozenset[Key]:
+        """Returns the roles of which some drift recurs."""
+        return frozenset(key for key, one in self._drifted() if one.is_contested)
 
     def is_applied(self, grantee: Grantee, database: str) -> bool:
         """Whether the role's declaration is applied, as far as this process knows, and what is new to it is known."""
@@ -257,12 +257,16 @@ class PrivilegeMemory:
 
     def next_check(self) -> float:
         """When a contested role, or a read that was put off, is due, on the loop's clock."""
-        contested = min((due for one in self._roles.values() for due in one.next_checks), default=math.inf)
+        contested = min((due for _, one in self._drifted() for due in one.next_checks), default=math.inf)
         return min(contested, self.further.next, self.adoptees.next, self.drifts.record_at)
 
     def due(self, now: float) -> frozenset[Key]:
-        contested = frozenset(key for key, one in self._roles.items() if any(due <= now for due in one.next_checks))
+        contested = frozenset(key for key, one in self._drifted() if any(due <= now for due in one.next_checks))
         return contested | self.further.due(now) | self.adoptees.due(now)
+
+    def _drifted(self) -> list[tuple[Key, RoleMemory]]:
+        """Returns the roles that can be contested: few of those that each event looks at."""
+        return [(key, one) for key, one in self._roles.items() if one.contests]
 
 
 def _identify(obj: DatabaseObject) -> int:

@@ -47,7 +47,8 @@ class RoundScreening:
             return grantees
         comparisons = observed.size + len(observed.acls) * self._memory.weigh(self._database)
         keys = await run_aside(comparisons, large_rounds.MANY_COMPARISONS, self._find_differing, grantees, observed)
-        chosen = [one for one in grantees if one.key in keys or self._memory.is_contested(one.key)]
+        keys |= self._memory.contested()
+        chosen = [one for one in grantees if one.key in keys]
         self._memory.note_unchanged(grantees, chosen, observed)
         return chosen
 
