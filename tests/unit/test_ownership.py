@@ -68,12 +68,11 @@ def test_the_former_cluster_is_refused_as_claimed_elsewhere() -> None:
     assert refusal(observed(TRANSFERRED), BEFORE, adopt=True) is Reason.CLAIMED_ELSEWHERE
 
 
-def test_a_released_transferred_claim_can_be_taken_only_by_its_object() -> None:
+def test_a_released_transferred_claim_is_taken_without_adopt_by_its_object_only() -> None:
+    other = replace(ME, object="other", object_uid="uid")
     assert look(observed(TRANSFERRED, released=True)).owner == ME
-    assert (
-        refusal(observed(TRANSFERRED, released=True), replace(ME, object="other", object_uid="uid"))
-        is Reason.ROLE_EXISTS
-    )
+    assert refusal(observed(TRANSFERRED, released=True), other) is Reason.ROLE_EXISTS
+    assert look(observed(TRANSFERRED, released=True), other, adopt=True).action is Action.ADOPTED
 
 
 def test_a_new_namespace_inherits_no_claim_of_its_predecessor() -> None:
