@@ -1,7 +1,7 @@
 """Reads as much of a database as is needed: everything, or the few objects that an event may have changed.
 
 Everything is read rarely, so PostgreSQL keeps none of these queries prepared. Those about few objects run with each
-event, in one round trip, and are kept.
+event and are kept. They take one round trip, and one more where the row omits what was applied (stored_state.py).
 """
 
 from collections.abc import Collection, Sequence
