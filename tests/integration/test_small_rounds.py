@@ -313,6 +313,25 @@ async def test_a_role_that_changes_during_a_complete_read_is_treated_as_declared
         assert await world.may("DELETE", "app.orders")
 
 
+@pytest.mark.parametrize(("owned", "corrected"), [({1, 2}, True), ({2}, False)], ids=["one-more", "one-less"])
+async def test_a_drift_during_a_complete_read_waits_only_if_the_namespace_owns_fewer_roles_by_then(
+    world: DatabaseWorkerWorld, reads: HeldReads, owned: set[int], corrected: bool
+) -> None:
+    reader = replace(world.declare(READ), owned=frozenset({1}))
+    world.grantees.publish(SERVER, reader)
+    world.declare_other(READ)
+    async with world.working() as worker:
+        await world.wait_settled()
+        async with reads.hold() as held:
+            worker.note_everything()
+            await held.wait()
+            world.grantees.publish(SERVER, replace(reader, owned=frozenset(owned)))
+            await world.hand.execute(f"GRANT DELETE ON app.orders TO {world.role}, {world.other}")
+            await world.wait_may("DELETE", "app.orders", expected=False, role=world.other)
+            await world.wait_may("DELETE", "app.orders", expected=not corrected)
+        await world.wait_may("DELETE", "app.orders", expected=False)
+
+
 @asynccontextmanager
 async def working_since(world: DatabaseWorkerWorld, reads: HeldReads, statements: str) -> AsyncIterator[None]:
     """Runs a worker. These statements create app.invoices while it applies a changed declaration."""

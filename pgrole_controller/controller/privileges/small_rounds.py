@@ -58,7 +58,7 @@ Report = Callable[[Sequence[PrivilegeResult], float], None]
 
 class SmallRounds:
     """The small rounds within one large round of these grantees. `busy`: those whose declaration is not applied yet.
-    A role that was published again since takes no part either.
+    A role whose object or policy has changed since takes no part either.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class SmallRounds:
         to_read = await session.read_events(gated=unannounced)
         self._looked_at = anyio.current_time()
         published = self._context.grantees()
-        self._busy |= {one.key for one in self._grantees if published.get(one.key) is not one}
+        self._busy |= {one.key for one in self._grantees if one.is_outdated(published.get(one.key))}
         some = [one for one in self._grantees if one.key not in self._busy]
         if some and self._is_small(to_read):
             if self._busy or to_read.dropped or any(one.adoptee is not None for one in published.values()):

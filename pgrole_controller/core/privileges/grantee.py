@@ -134,9 +134,11 @@ class Grantee:
 
     def is_outdated(self, published: "Grantee | None") -> bool:
         """Whether something else is published by now. That the namespace owns more roles only allows more."""
+        if published is self:
+            return False
         if published is None or not self.owned <= published.owned:
             return True
-        return published is not self and replace(self, owned=published.owned) != published
+        return replace(self, owned=published.owned) != published
 
     @property
     def drift_options(self) -> tuple[bool, bool, bool]:
