@@ -1,12 +1,12 @@
--- As applied.sql, in parallel arrays, so that the answer to another question fits beside it. One row. `left_out`: how many roles are
--- missing: those with more than 2,000 bytes. Tenants decide how much waits for its first grant.
--- $1 oid[] roles, few
+-- As applied.sql, in parallel arrays, so that the answer to another question fits beside it. One row. `left_out`: roles are missing,
+-- those with more than 2,000 bytes. Tenants decide how much waits for its first grant.
+-- $1 oid[] roles, few; NULL: all are left out
 SELECT
     array_agg(a.role_oid) FILTER (WHERE a.fits) AS roles, array_agg(textsend(a.holder)) FILTER (WHERE a.fits) AS holders,
     array_agg(textsend(a.digest)) FILTER (WHERE a.fits) AS digests,
     array_agg(a.drift_count) FILTER (WHERE a.fits) AS drift_counts,
     array_agg(textsend(a.approve_handled)) FILTER (WHERE a.fits) AS handled,
-    count(*) FILTER (WHERE NOT a.fits) AS left_out
+    $1::oid[] IS NULL OR count(*) FILTER (WHERE NOT a.fits) > 0 AS left_out
 FROM (
     SELECT
         s.role_oid, s.holder, s.digest, s.drift_count, s.approve_handled,

@@ -729,7 +729,7 @@ async def test_what_is_stored_about_all_roles_is_read_in_parts(world: DatabaseWo
         for roles, in_row in (([1, 2, 2002, 2099], [1, 2]), ([*range(1, 2100)], [])):
             question = ask_state(roles, "postgres", stores=True)
             row = await fetch_row(connection, "", question.question, *question.arguments)
-            state = StoredState.of(row, roles, stores=True)
+            state = StoredState.of(row, stores=True)
             assert [role for role in roles if state.find(role)] == in_row
             state = await read_left_out(connection, state, [1, 2002, 2099])
             found = [state.find(role) for role in (1, 2002, 2003, 2099)]

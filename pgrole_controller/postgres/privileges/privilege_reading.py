@@ -92,7 +92,7 @@ class PrivilegeReader:
             complete=False,
             columns=await read_columns(connection, tables) if tables else {},
         )
-        return observed, StoredState.of(row, grantees, stores=self.stores)
+        return observed, StoredState.of(row, stores=self.stores)
 
     async def _read_everything(
         self, connection: Connection, grantees: Sequence[int], reach: PrivilegeReach

@@ -1,8 +1,8 @@
 """What one database tells: what was last applied for each role, whether a superuser suspended all changes, and what
 time it is by the server's clock.
 
-A partial read asks for it together with something else, in one row that omits long values, and the roles of a database
-with many. `read_left_out` reads these for the few roles that are decided about.
+A partial read asks for it together with something else, in one row that omits long values, and all of them in a
+database with many roles. `read_left_out` reads these for the few roles that are decided about.
 
 After a declaration's text, a mark `@SERVER:OID` tells for which role of which server it was stored. So what a logical
 restore brought is not lost where the role has another oid.
@@ -62,10 +62,10 @@ class StoredState:
     incomplete: bool = False
 
     @classmethod
-    def of(cls, row: Row, roles: Sequence[int], *, stores: bool) -> "StoredState":
-        """`row`: of `ask_state` for these roles. Raises PgRoleError."""
+    def of(cls, row: Row, *, stores: bool) -> "StoredState":
+        """`row`: of `ask_state`. Raises PgRoleError."""
         applied = dict(_read_short(row)) if stores else {}
-        incomplete = stores and (len(roles) > MOST_BESIDE or row.get("left_out", int) > 0)
+        incomplete = stores and row.get("left_out", bool)
         return cls(row.get("suspended", bool), row.get("at", datetime), stores, applied, incomplete)
 
     def find(self, role: int) -> AppliedDigest | None:
@@ -76,7 +76,7 @@ class StoredState:
 def ask_state(roles: Sequence[int], home: str, *, stores: bool) -> SingleRow:
     """The question for `StoredState.of`. `home`: name of the home database."""
     suspended = _ask_suspended(home)
-    asked = list(roles) if len(roles) <= MOST_BESIDE else []
+    asked = list(roles) if len(roles) <= MOST_BESIDE else None
     return SingleRow(_query("short_applied"), (asked,)).and_one(suspended) if stores else suspended
 
 
@@ -132,7 +132,7 @@ async def read_state(connection: Connection, roles: Sequence[int], home: str, *,
     suspended = _ask_suspended(home)
     if not stores:
         row = await fetch_row(connection, "applied", suspended.question, *suspended.arguments)
-        return StoredState.of(row, roles, stores=False)
+        return StoredState.of(row, stores=False)
     rows = await fetch_pages(connection, "applied", _query("applied"), list(roles), True, beside=suspended)
     row = first(rows)
     return StoredState(row.get("suspended", bool), row.get("at", datetime), stores, dict(_read_applied(rows)))
