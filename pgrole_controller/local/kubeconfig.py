@@ -6,12 +6,14 @@ for --token-auth-file), `service-account.key`, and `<user>.kubeconfig`.
 
 import base64
 import csv
-import os
+import io
 import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import yaml
+
+from pgrole_controller.local.workspace import write_private
 
 ADMIN = "admin"
 CONTROLLER = "pgrole-controller"
@@ -27,8 +29,9 @@ def write_tokens(path: Path, users: Mapping[str, Sequence[str]]) -> dict[str, st
             tokens = {row[1]: row[0] for row in csv.reader(file)}
     everyone = {**_USERS, **users}
     tokens = {user: tokens.get(user) or secrets.token_hex(16) for user in everyone}
-    with open(path, "w", newline="", encoding="utf-8", opener=_private) as file:
-        csv.writer(file).writerows([tokens[user], user, user, ",".join(groups)] for user, groups in everyone.items())
+    rows = io.StringIO(newline="")
+    csv.writer(rows).writerows([tokens[user], user, user, ",".join(groups)] for user, groups in everyone.items())
+    write_private(path, rows.getvalue())
     return tokens
 
 
@@ -43,8 +46,7 @@ def write_kubeconfig(path: Path, *, url: str, ca: Path, user: str, token: str) -
         "users": [{"name": user, "user": {"token": token}}],
         "contexts": [{"name": name, "context": {"cluster": name, "user": user, "namespace": "default"}}],
     }
-    with open(path, "w", encoding="utf-8", opener=_private) as file:
-        yaml.safe_dump(config, file, sort_keys=False)
+    write_private(path, yaml.safe_dump(config, sort_keys=False))
     return path
 
 
@@ -55,9 +57,4 @@ def write_service_account_key(path: Path) -> None:
     scalar = (secrets.randbelow(_P256_ORDER - 1) + 1).to_bytes(32, "big")
     der = bytes.fromhex("303102010104 20".replace(" ", "")) + scalar + bytes.fromhex("a00a06082a8648ce3d030107")
     lines = base64.encodebytes(der).decode()
-    with open(path, "w", encoding="utf-8", opener=_private) as file:
-        file.write(f"-----BEGIN EC PRIVATE KEY-----\n{lines}-----END EC PRIVATE KEY-----\n")
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
+    write_private(path, f"-----BEGIN EC PRIVATE KEY-----\n{lines}-----END EC PRIVATE KEY-----\n")
