@@ -118,7 +118,7 @@ async def reading_table(connection: Connection, name: str) -> AsyncIterator[Stor
 
 @asynccontextmanager
 async def savepoint(connection: Connection) -> AsyncIterator[None]:
-    """After an error in it, the transaction goes on with what was before. Raises PgRoleError."""
+    """After an error inside, the transaction continues as it was before. Raises PgRoleError."""
     with translate_errors():
         await connection.execute(_SAVEPOINT)
     try:

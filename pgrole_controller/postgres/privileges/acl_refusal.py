@@ -206,7 +206,7 @@ class FailedChanges:
     """What could not be changed in one database, for other reasons than locks: it probably fails again. Keys: `key_of`.
 
     Whoever owns it matters, too: the controller may not be allowed to change anything of that owner. An object with
-    changes of several parts (`acl_refusal.divide`) may fail because of some.
+    changes of several parts (see `divide`) may fail because of some.
     """
 
     _owners: dict[Hashable, int] = field(default_factory=dict)
