@@ -52,6 +52,11 @@ class ControllerReplica:
         """Waits until it has begun to lead, and to work, this many times."""
         await self.controller.wait_count(LEADS, times, seconds)
 
+    @property
+    def stood_by(self) -> int:
+        """How often it became a standby. One that took the Lease before it connected never did."""
+        return self.controller.log.count(STANDS_BY)
+
     async def stands_by(self, times: int = 1, seconds: float = PATIENCE) -> None:
         """Waits until it became a standby this many times."""
         await self.controller.wait_count(STANDS_BY, times, seconds)

@@ -197,8 +197,9 @@ async def test_everything_converges_on_a_promoted_standby_with_an_older_fence(pa
         await database.execute("ALTER ROLE app CREATEDB; ALTER ROLE keyed PASSWORD 'guessed'")
         await database.wait_role("app", lambda row: not row["rolcreatedb"], "repaired")
         await database.wait_password("keyed", password)
+        stood_by = pair.first.stood_by
         await pair.first.start()
-        await pair.first.stands_by()
+        await pair.first.stands_by(stood_by + 1)
         await pair.second.end()
         await pair.first.leads(2)
         await database.execute("ALTER ROLE app CREATEDB")

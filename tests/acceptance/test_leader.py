@@ -19,7 +19,6 @@ from pgrole_controller.postgres.schema import install
 from tests.acceptance.replicas import (
     LEADS,
     LEASES,
-    STANDS_BY,
     ControllerReplica,
     Replicas,
     Say,
@@ -124,7 +123,7 @@ async def test_a_leader_hands_over_immediately_on_sigterm(pair: Replicas, say: S
         assert spec["leaseTransitions"] >= number
         if min(given_up) < RECONCILE_SECONDS:
             return
-        stood_by = old.controller.log.count(STANDS_BY)
+        stood_by = old.stood_by
         await old.start()
         await old.stands_by(stood_by + 1)
         old, new = new, old
@@ -208,9 +207,10 @@ async def is_paused(own: Stage) -> None:
         await pair.second.controller.rest()
         audited, logged = pair.audited(), pair.logged()
         written = [obj["metadata"]["resourceVersion"] for obj in await kube.objects()]
+        stood_by = pair.first.stood_by
         pair.first.resume()
         await lost(pair.first)
-        await pair.first.stands_by()
+        await pair.first.stands_by(stood_by + 1)
         assert pair.first.wrote(audited) == []
         sent, refused = pair.first.changed(logged)
         assert sent == refused
@@ -230,7 +230,7 @@ async def is_cut_off(say: Say, how: Literal["freeze", "cut"], own: Stage) -> Non
     ):
         await make_ready(pair)
         (between.freeze if how == "freeze" else between.cut)()
-        began, logged = anyio.current_time(), pair.logged()
+        began, logged, stood_by = anyio.current_time(), pair.logged(), pair.first.stood_by
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(keep_drifting, pair, began + DURATION + 2.0)
             await pair.second.leads(1, DURATION + PATIENCE)
@@ -242,7 +242,7 @@ async def is_cut_off(say: Say, how: Literal["freeze", "cut"], own: Stage) -> Non
         audited, logged = pair.audited(), pair.logged()
         between.mend()
         await lost(pair.first)
-        await pair.first.stands_by(1, PATIENCE * 2)
+        await pair.first.stands_by(stood_by + 1, PATIENCE * 2)
         # An Event about its work as the leader may have been on its way.
         assert [one for one in pair.first.wrote(audited) if one[1] != "events"] == []
         assert "first" not in pair.writers(logged)
@@ -277,9 +277,10 @@ async def test_the_database_refuses_a_former_leader_that_still_believes_it_leads
         await new.leads(led[name_of(new)])
         logged = pair.logged()
         await kube.apply_all({name: {"login": True, "connectionLimit": 2 * limit + 1} for name in names})
+        stood_by = old.stood_by
         old.resume()
         await lost(old, led[name_of(old)])
-        await old.stands_by(led["first"] - 1 if old is pair.first and limit == 1 else sum(led.values()) // 2)
+        await old.stands_by(stood_by + 1)
         await database.wait_value(LIMITED.format(2 * limit + 1), len(names))
         await kube.wait_all_ready()
         sent, refused = old.changed(logged)
@@ -368,9 +369,10 @@ async def hand_over(arguments: tuple[str, ...], said: str, own: Stage) -> None:
         await own.kube.wait_ready("app")
         # Normally a Lease is taken only after the former leader gave up by its own clock; here it was taken earlier.
         await anyio.sleep_until(paused + OWN_CLOCK_SECONDS)
+        stood_by = pair.first.stood_by
         pair.first.resume()
         await lost(pair.first)
-        await pair.first.stands_by()
+        await pair.first.stands_by(stood_by + 1)
         assert (await pair.database.role("app") or {})["rolconnlimit"] == 3
         sent, refused = pair.first.changed(logged)
         assert sent == refused

@@ -267,10 +267,10 @@ async def test_a_leader_paused_during_a_takeover_changes_nothing_after_it_resume
             assert await place.hand.fetchval(number) > before
             await place.declare(writes(place))
             await place.wait_may("DELETE", "app.orders")
-            since = pair.logged()
+            since, stood_by = pair.logged(), pair.first.stood_by
         finally:
             pair.first.resume()
-        await pair.first.stands_by(seconds=60.0)
+        await pair.first.stands_by(stood_by + 1, seconds=60.0)
         await place.wait_may("DELETE", "app.orders")
         assert pair.first.changed(since)[0] == pair.first.changed(since)[1]
 
