@@ -11,6 +11,8 @@ from pgrole_controller.core.privileges.grantee import (
     Grantee,
     ObjectPrivileges,
     SchemaAccess,
+    Takeover,
+    find_outdated,
     from_json,
     to_json,
 )
@@ -54,3 +56,31 @@ def test_the_digest_covers_only_what_matters_in_its_database() -> None:
         replace(GRANTEE, declared={}),
     ):
         assert other.digest_of("orders") != digest
+
+
+def test_the_digest_changes_with_the_namespaces_roles_only_for_an_adoptee() -> None:
+    adoptee = replace(GRANTEE, adoptee=Takeover.NEW)
+    assert GRANTEE.with_owned(frozenset({1})).digest_of("orders") == GRANTEE.digest_of("orders")
+    assert adoptee.with_owned(frozenset({1})).digest_of("orders") != adoptee.digest_of("orders")
+
+
+@pytest.mark.parametrize(
+    ("published", "outdated"),
+    [
+        (None, True),
+        (GRANTEE, False),
+        (replace(GRANTEE, generation=2), True),
+        (replace(GRANTEE, suspended=True), True),
+        (GRANTEE.with_owned(frozenset({1, 2, 3})), False),
+        (replace(GRANTEE, owned=frozenset({1, 2, 3})), False),
+        (GRANTEE.with_owned(frozenset({1})), True),
+        (replace(GRANTEE, owned=frozenset({1, 3})), True),
+        (replace(GRANTEE, owned=frozenset({1, 2, 3}), suspended=True), True),
+    ],
+)
+def test_a_grantee_is_outdated_unless_its_namespace_only_owns_more(published: Grantee | None, outdated: bool) -> None:
+    read = GRANTEE.with_owned(frozenset({1, 2}))
+    if published is GRANTEE:
+        published = read
+    by_key = {} if published is None else {published.key: published}
+    assert find_outdated([read], by_key) == ([read] if outdated else [])

@@ -117,7 +117,7 @@ class GranteePublisher:
         for grantee in grantees.published(name) if owned else ():
             now = owned.get(grantee.key.namespace)
             if now is not None and now is not grantee.owned and grantee.key not in found:
-                grantees.publish(name, replace(grantee, owned=now))
+                grantees.publish(name, grantee.with_owned(now))
         if moved:
             await self._note_owners(moved, owned.keys())
 

@@ -42,7 +42,7 @@ class Grantees:
         if before == grantee:
             return
         self._put(server, before, grantee)
-        if before is not None and grantee.adoptee is None and replace(before, owned=grantee.owned) == grantee:
+        if before is not None and grantee.adoptee is None and before.equals_but_for_owned(grantee):
             return
         if before is not None and before.uid != grantee.uid:
             self._results.pop((server, grantee.key), None)

@@ -13,7 +13,7 @@ from pgrole_controller.core.privileges.acl import AclChange, DatabaseObject, Def
 from pgrole_controller.core.privileges.acl_decision import PrivilegeDecision
 from pgrole_controller.core.privileges.awaited_privileges import AppliedDeclaration
 from pgrole_controller.core.privileges.default_acl_decision import label_place
-from pgrole_controller.core.privileges.grantee import Grantee
+from pgrole_controller.core.privileges.grantee import Grantee, find_outdated
 from pgrole_controller.core.privileges.privilege_difference import PrivilegeDifference
 from pgrole_controller.core.privileges.privilege_result import (
     DriftAuthor,
@@ -134,9 +134,9 @@ def report_unfinished(some: Iterable[PrivilegeProgress], database: str) -> None:
             )
 
 
-def find_outdated(some: Iterable[PrivilegeProgress], published: Mapping[Key, Grantee]) -> frozenset[int]:
+def find_outdated_roles(some: Iterable[PrivilegeProgress], published: Mapping[Key, Grantee]) -> frozenset[int]:
     """Returns the oids of the roles whose object or policy has changed since they were read."""
-    return frozenset(one.grantee.oid for one in some if one.grantee.is_outdated(published.get(one.grantee.key)))
+    return frozenset(one.oid for one in find_outdated((one.grantee for one in some), published))
 
 
 def find_failure(one: PrivilegeProgress, applied: AppliedAcls) -> PgRoleError | None:

@@ -25,7 +25,7 @@ from pgrole_controller.controller.privileges.privilege_progress import (
     PrivilegeProgress,
     build_result,
     find_failure,
-    find_outdated,
+    find_outdated_roles,
     is_done,
     is_verified,
     report_unfinished,
@@ -167,7 +167,7 @@ class PrivilegeReconcile:
             for one in some:
                 one.changes = ()
             return []
-        outdated = find_outdated(some, self._published())
+        outdated = find_outdated_roles(some, self._published())
         return [one for one in some if one.has_changes and one.grantee.oid not in outdated]
 
     async def record(self) -> None:
@@ -343,7 +343,7 @@ class PrivilegeReconcile:
 
     async def _give_way(self, some: Sequence[PrivilegeProgress]) -> frozenset[int]:
         await self._interruptions.give_way()
-        return find_outdated(some, self._published())
+        return find_outdated_roles(some, self._published())
 
     def _keep_succeeded(self, one: PrivilegeProgress, applied: AppliedAcls) -> Iterator[AuthorDrift]:
         """Yields what was corrected, described without the rest. Notes who caused the rest."""

@@ -14,7 +14,7 @@ import anyio
 from pgrole_controller.controller.privileges.complete_reads import Rest
 from pgrole_controller.controller.privileges.privilege_reconcile import PrivilegeReconcile, RoundContext
 from pgrole_controller.core.privileges.acl import ObjectId
-from pgrole_controller.core.privileges.grantee import Grantee
+from pgrole_controller.core.privileges.grantee import Grantee, find_outdated
 from pgrole_controller.core.privileges.privilege_result import PrivilegeResult
 from pgrole_controller.core.request import Key
 from pgrole_controller.event_loop import Signal, Turns
@@ -103,7 +103,7 @@ class SmallRounds:
         to_read = await session.read_events(gated=unannounced)
         self._looked_at = anyio.current_time()
         published = self._context.grantees()
-        self._busy |= {one.key for one in self._grantees if one.is_outdated(published.get(one.key))}
+        self._busy |= {one.key for one in find_outdated(self._grantees, published)}
         some = [one for one in self._grantees if one.key not in self._busy]
         if some and self._is_small(to_read):
             if self._busy or to_read.dropped or any(one.adoptee is not None for one in published.values()):

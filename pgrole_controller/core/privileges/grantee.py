@@ -2,9 +2,10 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
+from functools import cache
 from typing import Any
 
 from pgrole_controller.core.approval import Approval
@@ -132,13 +133,17 @@ class Grantee:
         """Suspended or ignored: the role is granted nothing on new objects."""
         return self.suspended or self.ignored
 
-    def is_outdated(self, published: "Grantee | None") -> bool:
-        """Whether something else is published by now. That the namespace owns more roles only allows more."""
-        if published is self:
-            return False
-        if published is None or not self.owned <= published.owned:
-            return True
-        return replace(self, owned=published.owned) != published
+    def with_owned(self, owned: frozenset[int]) -> "Grantee":
+        """The same role while its namespace owns others: with a thousand of them, digests would take 0.3 s again."""
+        made = replace(self, owned=owned)
+        if self.adoptee is None:
+            object.__setattr__(made, "_digests", self._digests)
+        return made
+
+    def equals_but_for_owned(self, other: "Grantee") -> bool:
+        """Whether at most `owned` differs."""
+        made_by_with_owned = self._digests is other._digests  # noqa: SLF001 -- its own kind
+        return made_by_with_owned or replace(self, owned=other.owned) == other
 
     @property
     def drift_options(self) -> tuple[bool, bool, bool]:
@@ -174,6 +179,20 @@ class Grantee:
         if self.adoptee is not None:
             held += [self.adoptee, _without_empty(asdict(self.policy)), sorted(self.owned)]
         return "sha256:" + hashlib.sha256(json.dumps(held, sort_keys=True).encode(errors="surrogatepass")).hexdigest()
+
+
+def find_outdated(some: Iterable[Grantee], published: Mapping[Key, Grantee]) -> list[Grantee]:
+    """Returns those of which something else is published by now. That a namespace owns more roles only allows more."""
+
+    @cache  # a namespace's roles share the set
+    def only_allows_more(before: frozenset[int], now: frozenset[int]) -> bool:
+        return before <= now
+
+    def is_outdated(one: Grantee) -> bool:
+        now = published.get(one.key)
+        return now is None or not (one.equals_but_for_owned(now) and only_allows_more(one.owned, now.owned))
+
+    return [one for one in some if is_outdated(one)]
 
 
 def to_json(declared: DatabasePrivileges) -> dict[str, Any]:
