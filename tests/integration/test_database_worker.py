@@ -22,7 +22,7 @@ from pgrole_controller.controller.privileges import (
     database_worker,
     large_rounds,
     privilege_attribution,
-    privilege_reconcile,
+    privilege_decisions,
     small_rounds,
 )
 from pgrole_controller.controller.privileges.complete_reads import CompleteReads
@@ -122,7 +122,7 @@ def note_decisions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         decided.append(grantee.role_name)
         return decide_privileges(grantee, *arguments, **options)
 
-    monkeypatch.setattr(privilege_reconcile, "decide_privileges", decide)
+    monkeypatch.setattr(privilege_decisions, "decide_privileges", decide)
     return decided
 
 
@@ -247,7 +247,7 @@ def note_threads(monkeypatch: pytest.MonkeyPatch, *functions: tuple[ModuleType, 
 async def test_decisions_about_many_objects_run_in_a_thread(
     world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    threads = note_threads(monkeypatch, (privilege_reconcile, "decide_privileges"))
+    threads = note_threads(monkeypatch, (privilege_decisions, "decide_privileges"))
     monkeypatch.setattr(large_rounds, "MANY_COMPARISONS", 1)
     world.declare(READ)
     async with world.working():
@@ -263,7 +263,7 @@ async def test_comparisons_with_many_patterns_run_in_a_thread(
     world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A comparison with 2,000 patterns takes several milliseconds."""
-    threads = note_threads(monkeypatch, (privilege_reconcile, "decide_privileges"))
+    threads = note_threads(monkeypatch, (privilege_decisions, "decide_privileges"))
     patterns = tuple(tuple(f"*{part}_{number}*" for number in range(128)) for part in range(15))
     items = tuple(ObjectPrivileges(ObjectKind.TABLE, "app", some, frozenset({"SELECT"})) for some in patterns)
     for number in range(10):
@@ -287,7 +287,7 @@ async def test_comparisons_of_many_columns_of_one_table_run_in_a_thread(
     async with world.working():
         await world.wait_settled()
         threads = note_threads(
-            monkeypatch, (privilege_reconcile, "decide_privileges"), (privilege_attribution, "group_by_author")
+            monkeypatch, (privilege_decisions, "decide_privileges"), (privilege_attribution, "group_by_author")
         )
         each = ", ".join(f"{one} ({', '.join(columns)})" for one in ("INSERT", "UPDATE", "REFERENCES", "SELECT"))
         await world.hand.execute(f"GRANT {each} ON app.wide TO {world.role}")

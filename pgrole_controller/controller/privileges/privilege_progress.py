@@ -85,6 +85,11 @@ class PrivilegeProgress:
         return (stale or self.declaration != self.applied.declaration) and self.error is None
 
     @property
+    def is_applied(self) -> bool:
+        """Whether there is nothing left to do for it."""
+        return self.error is None and not (self.has_changes or self.needs_storing)
+
+    @property
     def declaration(self) -> str:
         """What to store as applied with the changes. What waits for its first grant may be among what is held back."""
         return self.applied.declaration if self.held else self.decision.applied or self.applied.declaration

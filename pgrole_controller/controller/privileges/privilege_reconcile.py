@@ -14,11 +14,11 @@ from itertools import chain
 
 import anyio
 
-from pgrole_controller.controller.errors import contain
 from pgrole_controller.controller.privileges import large_rounds
 from pgrole_controller.controller.privileges.large_rounds import Interruptions, Uninterrupted, read_beside
-from pgrole_controller.controller.privileges.privilege_approval import consider_approval, mention_approval
+from pgrole_controller.controller.privileges.privilege_approval import mention_approval
 from pgrole_controller.controller.privileges.privilege_attribution import find_authors
+from pgrole_controller.controller.privileges.privilege_decisions import RoundDecisions
 from pgrole_controller.controller.privileges.privilege_memory import PrivilegeMemory
 from pgrole_controller.controller.privileges.privilege_progress import (
     AuthorDrift,
@@ -39,13 +39,12 @@ from pgrole_controller.controller.privileges.privilege_records import (
     apply_and_record,
     record_waiting,
 )
-from pgrole_controller.controller.privileges.privilege_screening import RoundScreening, find_new_objects
-from pgrole_controller.controller.privileges.role_memory import AppliedState, NewObjects
+from pgrole_controller.controller.privileges.privilege_screening import RoundScreening
+from pgrole_controller.controller.privileges.role_memory import AppliedState
 from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core.contest import Moment
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient
 from pgrole_controller.core.privileges.acl import ObjectId
-from pgrole_controller.core.privileges.acl_decision import PrivilegeDecision, decide_privileges
 from pgrole_controller.core.privileges.grantee import Grantee
 from pgrole_controller.core.privileges.observed_database import ObservedDatabase
 from pgrole_controller.core.privileges.privilege_difference import (
@@ -59,7 +58,6 @@ from pgrole_controller.core.privileges.privilege_result import DriftAuthor, Priv
 from pgrole_controller.core.request import Key
 from pgrole_controller.event_loop import run_aside
 from pgrole_controller.postgres.privileges.acl_apply import AppliedAcls
-from pgrole_controller.postgres.privileges.acl_refusal import OutdatedAcl
 from pgrole_controller.postgres.privileges.acl_verification import AclRepair
 from pgrole_controller.postgres.privileges.database_session import DatabaseSession
 from pgrole_controller.postgres.privileges.ddl_events import PrivilegeRead, Scope
@@ -103,7 +101,7 @@ class PrivilegeReconcile:
         session = context.session
         server = session.identity.system_identifier
         self._records = RoundRecords(session.database, server, context.cluster, context.config.history, session.stores)
-        self.left: list[Grantee] = []  # of the last `settle`: not decided about, because of MOST_CHANGES
+        self.left: list[Grantee] = []  # of the last `settle`: not decided about, because of large_rounds.MOST_CHANGES
         self.unclear: set[Key] = set()  # a partial read did not suffice for a report on these
         self.read: frozenset[ObjectId] | None = None  # by the last `settle`, as in PrivilegeMemory
 
@@ -140,7 +138,8 @@ class PrivilegeReconcile:
                 one.grantee.key for one in every if one.role.pending or one.decision.reported or one.decision.pending
             }
         for one in every:
-            self._note_applied(one)
+            if one.is_applied:
+                self._interruptions.note_applied(one.grantee.key)
             unfinished = frozenset(change.object.id for change in one.changes)
             self._memory.settle(one.grantee.key, self.read, unfinished, self._now, one.decided)
         return [self._result(one, complete=complete) for one in every if complete or one.touched]
@@ -198,84 +197,19 @@ class PrivilegeReconcile:
         return observed, stored
 
     async def _decide(self, some: Sequence[PrivilegeProgress], observed: ObservedDatabase, most_changes: int) -> int:
-        """Returns the number of roles decided about, at least one, which together may have this number of changes."""
-        # Objects that only some roles reach are no reason to forget those of the others.
-        complete = observed.complete and len(some) == self._everyone
-        new_objects = self._memory.note_objects(observed, complete=complete)
-        self._memory.note_columns(observed, complete=complete)
-        self._session.note_columns(self._memory.with_columns)
-        changes, number = 0, 0
-        while number < len(some) and changes < most_changes:
-            one = some[number]
-            await self._decide_beside(one, observed, one.role.select_new(new_objects))
-            one.decided = new_objects.read
-            changes += len(one.changes)
-            number += 1
-            self._note_applied(one)
-            await self._interruptions.give_way()
-        if observed.complete:
-            await self._decide_first(some[:number], observed, new_objects)
+        """Returns the number of roles decided about."""
+        decisions = RoundDecisions(
+            self._session, self._memory, self._screening, self._interruptions, self._everyone, observed, self._now
+        )
+        number = await decisions.decide(some, most_changes)
         await self._attribute(some[:number], observed)
         return number
-
-    async def _decide_first(
-        self, some: Sequence[PrivilegeProgress], observed: ObservedDatabase, new_objects: NewObjects
-    ) -> None:
-        """Decides again about roles at their first complete read: the age of the objects tells which are new."""
-        some = [one for one in some if one.error is None and one.role.select_new(new_objects) is None]
-        known = await find_new_objects(some, observed, self._session)
-        for one in some:
-            await self._interruptions.give_way()
-            key = one.grantee.key
-            self._memory.begin_noting(key, known.get(key, frozenset()), new_objects.read)
-            if key in known:
-                await self._decide_beside(one, observed, known[key])
-
-    def _note_applied(self, one: PrivilegeProgress) -> None:
-        if one.error is None and not (one.has_changes or one.needs_storing):
-            self._interruptions.note_applied(one.grantee.key)
 
     def _count(self, one: PrivilegeProgress) -> None:
         """Adds drifts that an interruption corrected."""
         counted = self._interruptions.drift_count(one.grantee.key)
         if counted > one.applied.drift_count:
             one.applied = replace(one.applied, drift_count=counted)
-
-    async def _decide_beside(
-        self, one: PrivilegeProgress, observed: ObservedDatabase, new_objects: frozenset[ObjectId] | None
-    ) -> None:
-        count, many = self._screening.count_comparisons(one.grantee, observed), large_rounds.MANY_COMPARISONS
-        if count < many:
-            self._decide_one(one, observed, new_objects)
-        else:
-            decide = partial(run_aside, count, many, self._decide_one, one, observed, new_objects)
-            await self._interruptions.run_beside(decide, one.grantee.key)
-
-    def _decide_one(
-        self, one: PrivilegeProgress, observed: ObservedDatabase, new_objects: frozenset[ObjectId] | None
-    ) -> None:
-        try:
-            one.decision = decide_privileges(
-                one.grantee,
-                observed,
-                one.applied.declaration,
-                new_objects=new_objects,
-                differing=self._screening.select(one.grantee, observed),
-            )
-            consider_approval(one, observed, new_objects, self._session)
-            self._hold(one, complete=observed.complete)
-            if isinstance(one.error, OutdatedAcl) and not one.has_changes:
-                one.error = None  # now it is read again
-        except Exception as error:  # noqa: BLE001 -- this role's error
-            one.decision, one.changes, one.default_changes = PrivilegeDecision(), (), ()
-            one.approval = None
-            one.error = contain(error, one.grantee.key)
-
-    def _hold(self, one: PrivilegeProgress, *, complete: bool) -> None:
-        """Leaves out repairs of contested changes."""
-        # A correction that a person approved is never contested.
-        drifting = set() if one.approval else {difference.granted_by for difference in one.decision.drift}
-        one.hold_back(one.role.hold(self._now, drifting, complete=complete))
 
     async def _attribute(self, some: Sequence[PrivilegeProgress], observed: ObservedDatabase) -> None:
         """Finds who caused the drift before it is repaired or reported. A repair for another role would overwrite the

@@ -1,0 +1,111 @@
+"""Decides for each role of a round what to change in the database, or to report.
+
+An error of one role is its own. What takes long is calculated aside, while small rounds repair drift.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+
+from pgrole_controller.controller.errors import contain
+from pgrole_controller.controller.privileges import large_rounds
+from pgrole_controller.controller.privileges.large_rounds import Interruptions
+from pgrole_controller.controller.privileges.privilege_approval import consider_approval
+from pgrole_controller.controller.privileges.privilege_memory import PrivilegeMemory
+from pgrole_controller.controller.privileges.privilege_progress import PrivilegeProgress
+from pgrole_controller.controller.privileges.privilege_screening import RoundScreening, find_new_objects
+from pgrole_controller.controller.privileges.role_memory import NewObjects
+from pgrole_controller.core.contest import Moment
+from pgrole_controller.core.privileges.acl import ObjectId
+from pgrole_controller.core.privileges.acl_decision import PrivilegeDecision, decide_privileges
+from pgrole_controller.core.privileges.observed_database import ObservedDatabase
+from pgrole_controller.event_loop import run_aside
+from pgrole_controller.postgres.privileges.acl_refusal import OutdatedAcl
+from pgrole_controller.postgres.privileges.database_session import DatabaseSession
+
+
+class RoundDecisions:
+    """About what one read found at `now`. `everyone`: the number of roles that the database has."""
+
+    def __init__(
+        self,
+        session: DatabaseSession,
+        memory: PrivilegeMemory,
+        screening: RoundScreening,
+        interruptions: Interruptions,
+        everyone: int,
+        observed: ObservedDatabase,
+        now: Moment,
+    ) -> None:
+        self._session = session
+        self._memory = memory
+        self._screening = screening
+        self._interruptions = interruptions
+        self._everyone = everyone
+        self._observed = observed
+        self._now = now
+
+    async def decide(self, some: Sequence[PrivilegeProgress], most_changes: int) -> int:
+        """Returns the number of roles decided about, at least one, which together may have this number of changes."""
+        observed = self._observed
+        # Objects that only some roles reach are no reason to forget those of the others.
+        complete = observed.complete and len(some) == self._everyone
+        new_objects = self._memory.note_objects(observed, complete=complete)
+        self._memory.note_columns(observed, complete=complete)
+        self._session.note_columns(self._memory.with_columns)
+        changes, number = 0, 0
+        while number < len(some) and changes < most_changes:
+            one = some[number]
+            await self._decide_beside(one, one.role.select_new(new_objects))
+            one.decided = new_objects.read
+            changes += len(one.changes)
+            number += 1
+            if one.is_applied:
+                self._interruptions.note_applied(one.grantee.key)
+            await self._interruptions.give_way()
+        if observed.complete:
+            await self._decide_first(some[:number], new_objects)
+        return number
+
+    async def _decide_first(self, some: Sequence[PrivilegeProgress], new_objects: NewObjects) -> None:
+        """Decides again about roles at their first complete read: the age of the objects tells which are new."""
+        some = [one for one in some if one.error is None and one.role.select_new(new_objects) is None]
+        known = await find_new_objects(some, self._observed, self._session)
+        for one in some:
+            await self._interruptions.give_way()
+            key = one.grantee.key
+            self._memory.begin_noting(key, known.get(key, frozenset()), new_objects.read)
+            if key in known:
+                await self._decide_beside(one, known[key])
+
+    async def _decide_beside(self, one: PrivilegeProgress, new_objects: frozenset[ObjectId] | None) -> None:
+        count, many = self._screening.count_comparisons(one.grantee, self._observed), large_rounds.MANY_COMPARISONS
+        if count < many:
+            self._decide_one(one, new_objects)
+        else:
+            decide = partial(run_aside, count, many, self._decide_one, one, new_objects)
+            await self._interruptions.run_beside(decide, one.grantee.key)
+
+    def _decide_one(self, one: PrivilegeProgress, new_objects: frozenset[ObjectId] | None) -> None:
+        observed = self._observed
+        try:
+            one.decision = decide_privileges(
+                one.grantee,
+                observed,
+                one.applied.declaration,
+                new_objects=new_objects,
+                differing=self._screening.select(one.grantee, observed),
+            )
+            consider_approval(one, observed, new_objects, self._session)
+            self._hold(one)
+            if isinstance(one.error, OutdatedAcl) and not one.has_changes:
+                one.error = None  # now it is read again
+        except Exception as error:  # noqa: BLE001 -- this role's error
+            one.decision, one.changes, one.default_changes = PrivilegeDecision(), (), ()
+            one.approval = None
+            one.error = contain(error, one.grantee.key)
+
+    def _hold(self, one: PrivilegeProgress) -> None:
+        """Leaves out repairs of contested changes."""
+        # A correction that a person approved is never contested.
+        drifting = set() if one.approval else {difference.granted_by for difference in one.decision.drift}
+        one.hold_back(one.role.hold(self._now, drifting, complete=self._observed.complete))
