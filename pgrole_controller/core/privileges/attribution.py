@@ -117,7 +117,7 @@ class LastEvents:
     def __init__(self, events: Sequence[DdlEvent], stored: Mapping[str, int] | None = None) -> None:
         self._events = sorted(events, key=lambda event: event.id, reverse=True)
         self._stored = stored or {}
-        self._chosen: dict[tuple[tuple[str, ...], ChangedPrivilege | None], list[DdlEvent]] = {}
+        self._chosen: dict[tuple[tuple[str, ...], ChangedPrivilege | None], EventsByName] = {}
 
     def find_better(self, changed: ChangedRow, found: FoundAuthor | None) -> DriftAuthor:
         """Returns who changed a row instead of `found`, which is not shown; with proof NONE if that is no better.
@@ -147,7 +147,7 @@ class LastEvents:
 
     def _find_nearest(self, changed: ChangedRow) -> DriftAuthor:
         """The last event that fits; for an existing row, only if its statement names the object and the grantee."""
-        fitting = [event for event in self._choose(changed) if _is_possible(changed, event)]
+        fitting = [event for event in self._choose(changed) if is_possible(changed, event)]
         if changed.xmin and not changed.is_elsewhere:
             fitting = [event for event in fitting if _shows(changed, event)]
         if not fitting:
@@ -159,13 +159,35 @@ class LastEvents:
         """Whether the controller has not yet answered the command for the row's grantee."""
         return event.xid >= self._stored.get(changed.grantee, 0)
 
-    def _choose(self, changed: ChangedRow) -> list[DdlEvent]:
+    def _choose(self, changed: ChangedRow) -> Sequence[DdlEvent]:
         """The latest first."""
         kind = (changed.tags, changed.change)
         if kind not in self._chosen:
             alike = ChangedRow(0, changed.tags, change=changed.change)
-            self._chosen[kind] = [event for event in self._events if _is_possible(alike, event)]
-        return self._chosen[kind]
+            self._chosen[kind] = EventsByName([event for event in self._events if is_possible(alike, event)])
+        return self._chosen[kind].select(changed)
+
+
+class EventsByName:
+    """Finds events without comparing each with each of the thousands of rows that one transaction may have changed."""
+
+    def __init__(self, events: Sequence[DdlEvent]) -> None:
+        self._events = events
+        self._naming: dict[str, list[int]] = {}  # places, by what the statement names
+        self._others: list[int] = []  # places of those that may fit what they do not name
+        for place, event in enumerate(events):
+            statement = read_statement(event.statement)
+            if statement.in_schema or statement.unnamed or _is_cut(event) or not statement.names:
+                self._others.append(place)
+            for name in statement.names or ():
+                self._naming.setdefault(name, []).append(place)
+
+    def select(self, changed: ChangedRow) -> Sequence[DdlEvent]:
+        """Leaves out only events that do not fit the row, and keeps the order."""
+        if not changed.names or not all(map(str.isprintable, changed.names)):
+            return self._events
+        naming = self._naming.get(changed.names[0].casefold(), ())
+        return [self._events[place] for place in sorted({*naming, *self._others})]
 
 
 def find_author_of(changed: ChangedRow, events: Sequence[DdlEvent], *, cut: bool = False) -> FoundAuthor:
@@ -199,8 +221,8 @@ def _find_author(changed: ChangedRow, events: Sequence[DdlEvent]) -> FoundAuthor
         return FoundAuthor(writers=_author_keys(exact))
     # Who wrote the row last need not have made the change.
     written = replace(changed, change=None)
-    writers = [event for event in events if _is_possible(written, event)]
-    candidates = [event for event in events if _is_possible(changed, event)]
+    writers = [event for event in events if is_possible(written, event)]
+    candidates = [event for event in events if is_possible(changed, event)]
     if not candidates:
         return FoundAuthor(writers=_author_keys(writers))
     naming = {event.xid for event in candidates if _fit(changed, event) is Fit.NAMED}
@@ -249,10 +271,14 @@ class Fit(Enum):
     NAMED = 2
 
 
+def _is_cut(event: DdlEvent) -> bool:
+    return len(event.statement) >= STATEMENT_LENGTH
+
+
 def _fit(changed: ChangedRow, event: DdlEvent) -> Fit:
     if not event.statement:
         return Fit.UNKNOWN
-    statement, cut = read_statement(event.statement), len(event.statement) >= STATEMENT_LENGTH
+    statement, cut = read_statement(event.statement), _is_cut(event)
     if changed.change is not None and not statement.may_make(changed.change, cut=cut):
         return Fit.OTHER
     if not changed.names or cut:
@@ -289,10 +315,11 @@ def _explains(changed: ChangedRow, event: DdlEvent) -> bool:
     """Whether a command of the transaction that wrote the row may have made the change."""
     creating = event.tag.startswith(("CREATE ", "SELECT INTO", "IMPORT ")) and event.object == changed.oid != 0
     # Its creation takes no privilege from anyone.
-    return (creating and (changed.change is None or changed.change.granted)) or _is_possible(changed, event)
+    return (creating and (changed.change is None or changed.change.granted)) or is_possible(changed, event)
 
 
-def _is_possible(changed: ChangedRow, event: DdlEvent) -> bool:
+def is_possible(changed: ChangedRow, event: DdlEvent) -> bool:
+    """Whether the command may have made the change, as far as its tag and its statement tell."""
     return (not changed.tags or event.tag in changed.tags) and _fit(changed, event) is not Fit.OTHER
 
 
