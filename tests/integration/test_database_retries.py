@@ -1,22 +1,29 @@
 """controller/privileges/database_worker: when it tries again, with a real database."""
 
 import math
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
+from typing import Any
 
 import anyio
 import asyncpg
 import pytest
 
+from pgrole_controller.controller.privileges import database_worker, read_pace
 from pgrole_controller.controller.privileges.database_worker import DatabaseContext, DatabaseWorker
 from pgrole_controller.controller.privileges.grantees import Grantees
+from pgrole_controller.core.backoff import Backoff
 from pgrole_controller.core.errors import Reason, Transient
 from pgrole_controller.core.privileges.acl import ObjectKind
 from pgrole_controller.core.privileges.grantee import DatabasePrivileges, ObjectPrivileges
 from pgrole_controller.core.privileges.privilege_result import PrivilegeResult
 from pgrole_controller.core.request import Key
 from pgrole_controller.local.process import reached
+from pgrole_controller.postgres.privileges import database_opening
+from pgrole_controller.postgres.privileges.database_session import DatabaseSession
+from pgrole_controller.postgres.privileges.ddl_events import Scope
 from tests.integration.database_world import DEADLINE, KEY, READ, SERVER, DatabaseWorkerWorld
-from tests.integration.test_database_worker import contest
+from tests.integration.test_database_worker import contest, note_rounds
 from tests.integration.test_small_rounds import HeldReads
 
 
@@ -103,3 +110,77 @@ async def test_a_role_published_while_there_is_no_session_causes_one_report(worl
     grantees.publish(SERVER, replace(plain, key=Key("shop", "r0"), uid="u0", declared=elsewhere))
     grantees.withdraw(SERVER, Key("shop", "r1"))
     assert [result.key.name for result in reports] == [f"r{number}" for number in range(10)]
+
+
+# What any role can announce in the home database.
+
+
+def rest_forever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that others cause is done a second time."""
+    for name in ("_REST_TIMES", "_LONGEST_REST"):
+        monkeypatch.setattr(read_pace, name, 1e9)
+
+
+async def test_announcements_that_a_role_was_created_cause_no_complete_reads_without_pause(
+    world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rest_forever(monkeypatch)
+    declared = DatabasePrivileges(world.database, schemas=(READ,), created_by=(f"{world.role}_ghost",))
+    world.grantees.publish(SERVER, replace(world.declare(READ), generation=2, declared={world.database: declared}))
+    async with world.working() as worker:
+        await world.wait_may("SELECT", "app.orders")
+        rounds = note_rounds(monkeypatch)
+        for _ in range(4):
+            worker.note_awaited(frozenset({KEY}))
+            await world.hand.execute(f"GRANT UPDATE ON app.orders TO {world.role}")
+            await world.wait_may("UPDATE", "app.orders", expected=False)
+        assert sum(Scope.FULL in one for one in rounds) == 1
+
+
+async def test_announcements_that_the_database_changed_cause_no_checks_without_pause(
+    world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rest_forever(monkeypatch)
+    check, checks = DatabaseSession.check_database, list[None]()
+
+    async def count(session: DatabaseSession) -> None:
+        checks.append(None)
+        await check(session)
+
+    monkeypatch.setattr(DatabaseSession, "check_database", count)
+    world.declare(READ)
+    async with world.working() as worker:
+        await world.wait_settled()
+        for _ in range(4):
+            worker.note_database()
+            await world.hand.execute(f"GRANT UPDATE ON app.orders TO {world.role}")
+            await world.wait_may("UPDATE", "app.orders", expected=False)
+        assert len(checks) == 1
+
+
+async def test_announcements_that_a_database_changed_cause_no_attempts_to_connect_without_pause(
+    world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database_worker, "_RECONNECT", Backoff(3600.0, 3600.0))
+    open_database, attempts = database_opening.open_database, list[float]()
+
+    def count(*arguments: Any, **options: Any) -> AbstractAsyncContextManager[DatabaseSession]:
+        attempts.append(anyio.current_time())
+        return open_database(*arguments, **options)
+
+    monkeypatch.setattr(database_worker, "open_database", count)
+    world.declare(READ)
+    home = await asyncpg.connect(world.server.dsn())
+    await home.execute(f"ALTER DATABASE {world.database} ALLOW_CONNECTIONS false")
+    async with world.working() as worker:
+
+        async def has_tried() -> bool:
+            worker.note_database()
+            return len(attempts) >= 3
+
+        assert await reached(has_tried, DEADLINE)
+        assert attempts[2] - attempts[0] >= 2.0
+        await home.execute(f"ALTER DATABASE {world.database} ALLOW_CONNECTIONS true")
+        worker.note_database()
+        await world.wait_settled()
+    await home.close()

@@ -18,16 +18,16 @@ import pytest
 from bench.privilege_repairs import MIXED
 from pgrole_controller import metrics
 from pgrole_controller.controller.privileges import (
-    complete_reads,
     database_worker,
     large_rounds,
     privilege_attribution,
     privilege_decisions,
+    read_pace,
     small_rounds,
 )
-from pgrole_controller.controller.privileges.complete_reads import CompleteReads
 from pgrole_controller.controller.privileges.grantees import Grantees
 from pgrole_controller.controller.privileges.privilege_round import run_round
+from pgrole_controller.controller.privileges.read_pace import CompleteReads
 from pgrole_controller.core import contest as contests
 from pgrole_controller.core.approval import read_approval
 from pgrole_controller.core.backoff import Backoff
@@ -576,8 +576,8 @@ async def test_a_transaction_with_more_events_than_recorded_is_corrected_complet
 async def test_commands_that_cause_complete_reads_get_a_part_of_the_time_and_delay_no_correction(
     world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(complete_reads, "_REST_TIMES", 1e9)
-    monkeypatch.setattr(complete_reads, "_LONGEST_REST", 3600.0)
+    monkeypatch.setattr(read_pace, "_REST_TIMES", 1e9)
+    monkeypatch.setattr(read_pace, "_LONGEST_REST", 3600.0)
     looks = list[Scope]()
     moderate = CompleteReads.moderate
 
@@ -711,7 +711,7 @@ async def test_a_column_that_gets_a_declared_name_is_noticed_by_polling(
     world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only the column's row shows it, which has no ACL."""
-    monkeypatch.setattr(database_worker, "_RETRY", Backoff(300.0, 300.0))
+    monkeypatch.setattr(read_pace, "RETRY", Backoff(300.0, 300.0))
     world.config = replace(world.config, interval=0.1, databases=DatabasesConfig(("*",), detection=DatabaseMode.POLL))
     column = ObjectPrivileges(ObjectKind.TABLE, "app", ("orders",), frozenset({"SELECT"}), ("name",))
     declared = DatabasePrivileges(world.database, objects=(column,))
@@ -814,10 +814,10 @@ async def test_a_role_that_is_not_as_declared_causes_no_full_read_for_unrelated_
     world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch, cause: str
 ) -> None:
     monkeypatch.setattr(UnexplainedWrites, "ask", find_nothing)
-    for name in ("_RETRY", "_LOCK_RETRY"):
-        monkeypatch.setattr(database_worker, name, Backoff(3600.0, 3600.0))
+    for name in ("RETRY", "LOCK_RETRY"):
+        monkeypatch.setattr(read_pace, name, Backoff(3600.0, 3600.0))
     for name in ("_REST_TIMES", "_LONGEST_REST"):
-        monkeypatch.setattr(complete_reads, name, 1e9)
+        monkeypatch.setattr(read_pace, name, 1e9)
     monkeypatch.setattr(contests, "FIRST_DELAY", 3600.0)
     await world.hand.execute("CREATE SCHEMA elsewhere")
     world.declare(READ, report_only=cause == "reported")
@@ -888,7 +888,7 @@ async def test_a_drop_causes_a_full_read_only_if_a_declaration_may_now_wait_for_
 async def test_a_waiting_role_causes_no_full_read_for_unrelated_changes(
     world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(database_worker, "_RETRY", Backoff(3600.0, 3600.0))
+    monkeypatch.setattr(read_pace, "RETRY", Backoff(3600.0, 3600.0))
     monkeypatch.setattr(UnexplainedWrites, "ask", find_nothing)
     await world.hand.execute("CREATE SCHEMA elsewhere")
     later = ObjectPrivileges(ObjectKind.TABLE, "app", ("later",), frozenset({"SELECT"}))

@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from pgrole_controller.controller.leadership import Leadership
-from pgrole_controller.controller.privileges import database_rotation, database_worker, databases
+from pgrole_controller.controller.privileges import database_rotation, database_worker, databases, read_pace
 from pgrole_controller.controller.privileges.databases import Databases
 from pgrole_controller.controller.privileges.privilege_round import run_round
 from pgrole_controller.core.backoff import Backoff
@@ -358,7 +358,7 @@ async def test_drift_that_is_only_reported_is_told_once(three: DatabasesWorld, m
 async def test_what_failed_is_tried_again_in_a_turn_of_its_own(
     three: DatabasesWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(database_worker, "_LOCK_RETRY", Backoff(0.3, 0.3))
+    monkeypatch.setattr(read_pace, "LOCK_RETRY", Backoff(0.3, 0.3))
     three.config = replace(three.config, interval=3600.0)
     last = three.names[-1]
     holder = await asyncpg.connect(three.server.dsn(database=last))
@@ -483,7 +483,7 @@ async def test_a_turn_with_nothing_to_do_writes_nothing(three: DatabasesWorld, m
 async def test_a_creator_that_is_created_ends_the_wait_for_it_at_once(
     three: DatabasesWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(database_worker, "_RETRY", Backoff(3600.0, 3600.0))
+    monkeypatch.setattr(read_pace, "RETRY", Backoff(3600.0, 3600.0))
     three.config = replace(three.config, interval=3600.0)
     creator = f"{three.role}_creator"
     policy = replace(POLICY, rules=(PrivilegeRule(), PrivilegeRule(owned_by=(creator,))))

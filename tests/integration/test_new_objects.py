@@ -7,9 +7,8 @@ import anyio
 import pytest
 
 from pgrole_controller.controller.privileges import (
-    complete_reads,
-    database_worker,
     privilege_memory,
+    read_pace,
     small_rounds,
 )
 from pgrole_controller.core.backoff import Backoff
@@ -102,9 +101,9 @@ async def test_a_table_that_could_not_be_granted_stays_new_while_others_change(
     world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(UnexplainedWrites, "ask", find_nothing)
-    monkeypatch.setattr(database_worker, "_RETRY", Backoff(3600.0, 3600.0))
+    monkeypatch.setattr(read_pace, "RETRY", Backoff(3600.0, 3600.0))
     for name in ("_REST_TIMES", "_LONGEST_REST"):
-        monkeypatch.setattr(complete_reads, name, 1e9)
+        monkeypatch.setattr(read_pace, name, 1e9)
     world.declare(READ)
     async with world.working() as worker:
         await world.wait_settled()
@@ -139,7 +138,7 @@ async def test_a_table_made_before_everything_is_read_for_one_role_stays_new_to_
 ) -> None:
     monkeypatch.setattr(UnexplainedWrites, "ask", find_nothing)
     for name in ("_REST_TIMES", "_LONGEST_REST"):
-        monkeypatch.setattr(complete_reads, name, 0.0)
+        monkeypatch.setattr(read_pace, name, 0.0)
     monkeypatch.setattr(small_rounds, "_SHORT_SECONDS", 3600.0)
     world.declare(READ, report_only=True)
     other = world.declare_other(READ)

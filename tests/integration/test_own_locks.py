@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 from pgrole_controller.controller.leadership import Leadership
-from pgrole_controller.controller.privileges import database_worker, privilege_records
+from pgrole_controller.controller.privileges import privilege_records, read_pace
 from pgrole_controller.core.backoff import Backoff
 from pgrole_controller.core.errors import Reason
 from pgrole_controller.kube.lease import Term
@@ -38,7 +38,7 @@ async def led(postgres_server: PostgresServer) -> AsyncIterator[DatabaseWorkerWo
 
 @pytest.fixture(autouse=True)
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(database_worker, "_LOCK_RETRY", Backoff(0.2, 0.5))
+    monkeypatch.setattr(read_pace, "LOCK_RETRY", Backoff(0.2, 0.5))
     monkeypatch.setattr(privilege_records, "RECORD_SECONDS", 0.3)
 
 

@@ -18,7 +18,7 @@ import pytest
 from anyio.streams.stapled import MultiListener
 
 from pgrole_controller.controller.leadership import Leadership
-from pgrole_controller.controller.privileges import database_worker, large_rounds, privilege_round
+from pgrole_controller.controller.privileges import database_worker, large_rounds, privilege_round, read_pace
 from pgrole_controller.controller.privileges.database_worker import DatabaseContext, DatabaseWorker
 from pgrole_controller.core.backoff import Backoff
 from pgrole_controller.core.errors import PgRoleError, Reason
@@ -60,8 +60,8 @@ PASSWORD = "c"
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes checks frequent that normally run once a minute, and retries almost immediate."""
     monkeypatch.setattr(database_session, "BACKSTOP_SECONDS", 0.2)
-    for name in ("_RETRY", "_LOCK_RETRY"):
-        monkeypatch.setattr(database_worker, name, Backoff(0.2, 0.5))
+    for name in ("RETRY", "LOCK_RETRY"):
+        monkeypatch.setattr(read_pace, name, Backoff(0.2, 0.5))
 
 
 def error_of(result: PrivilegeResult) -> PgRoleError:
@@ -430,7 +430,7 @@ async def test_an_irrevocable_entry_delays_no_other_role_on_the_same_object(
     world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     delegate = f"{world.database}_delegate"
-    monkeypatch.setattr(database_worker, "_RETRY", Backoff(60.0, 60.0))
+    monkeypatch.setattr(read_pace, "RETRY", Backoff(60.0, 60.0))
     await world.hand.execute(f"""
         CREATE ROLE {delegate}; GRANT USAGE ON SCHEMA app TO {delegate};
         GRANT INSERT ON app.orders TO {delegate} WITH GRANT OPTION;

@@ -7,10 +7,10 @@ import anyio
 import pytest
 
 from pgrole_controller.controller.privileges import database_worker
-from pgrole_controller.controller.privileges.complete_reads import FurtherReads
 from pgrole_controller.controller.privileges.database_worker import DatabaseWorker
 from pgrole_controller.controller.privileges.privilege_reconcile import PrivilegeReconcile
 from pgrole_controller.controller.privileges.privilege_round import run_round
+from pgrole_controller.controller.privileges.read_pace import FurtherReads
 from pgrole_controller.core.privileges.acl import ObjectKind
 from pgrole_controller.core.privileges.grantee import DatabasePrivileges, ObjectPrivileges
 from pgrole_controller.core.privileges.privilege_result import Evidence, PrivilegeResult

@@ -20,11 +20,11 @@ import anyio
 
 from pgrole_controller import metrics
 from pgrole_controller.controller.leadership import Leadership
-from pgrole_controller.controller.privileges.complete_reads import CompleteReads
 from pgrole_controller.controller.privileges.grantees import Grantees
 from pgrole_controller.controller.privileges.privilege_memory import PrivilegeMemory
 from pgrole_controller.controller.privileges.privilege_reconcile import RoundContext
 from pgrole_controller.controller.privileges.privilege_round import run_round
+from pgrole_controller.controller.privileges.read_pace import CompleteReads, DatabaseChecks, RoleRetries
 from pgrole_controller.controller.privileges.small_rounds import Notice
 from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core.backoff import Backoff
@@ -57,12 +57,8 @@ _HEALTHY_SECONDS = 10.0
 #: How long a turn may take until its session begins, and from then on, in seconds: other databases wait for their turn.
 OPENING_SECONDS = 20.0
 TURN_SECONDS = 60.0
-#: Pause after a failure to apply a role's privileges, in seconds.
-_RETRY = Backoff(1.0, 300.0)
-#: The same while another session holds a lock, and while a setting of the database suspends changes, since nothing
-#: announces the end.
-_LOCK_RETRY = Backoff(1.0, 15.0)
-_SUSPENDED_RETRY = Backoff(5.0, 60.0)
+#: Minimum seconds from one attempt to connect to the next, whatever is announced meanwhile.
+_SOONEST_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,14 +99,14 @@ class DatabaseWorker:
         self._notice = Notice()
         self._changed: set[Key] = set()
         self._everything = True
-        self._database_changed = False
+        self._checks = DatabaseChecks()
         self._retry_now = Signal()
         self._access: object = None
         self._scope: anyio.CancelScope | None = None
         self._fence: Fence | None = None  # of the last turn
         self.memory = PrivilegeMemory()
         self._complete_reads = CompleteReads()
-        self._retries: dict[Key, tuple[int, float]] = {}  # failures in a row, and the time of the next attempt
+        self._retries = RoleRetries()
 
     def note_grantee(self, key: Key) -> None:
         """The role was published, changed or withdrawn."""
@@ -119,10 +115,15 @@ class DatabaseWorker:
         if grantee is None or before is None or before.digest != grantee.digest_of(self.database):
             self.changed_at = anyio.current_time()
         self._changed.add(key)
-        self._retries.pop(key, None)
+        self._retries.end({key})
         self._wake.set()
         if self.mode is None and self.trouble is not None and grantee and self.database in grantee.databases:
             self._report_trouble(self.trouble, [grantee])
+
+    def note_awaited(self, keys: frozenset[Key]) -> None:
+        """What these roles may wait for was created."""
+        self.memory.further.put_off(keys)
+        self._wake.set()
 
     def note_everything(self) -> None:
         self._everything = True
@@ -140,7 +141,7 @@ class DatabaseWorker:
     def note_database(self) -> None:
         """The database was created, or changed its name, owner or ACL. The cause of a failed session may be gone."""
         self._retry_now.pulse()
-        self._database_changed = True
+        self._checks.request()
         self._wake.set()
 
     @property
@@ -155,16 +156,22 @@ class DatabaseWorker:
     @property
     def asked_at(self) -> float:
         """From when on there is something to read, on the loop's clock; -inf: already."""
-        return -math.inf if self._everything or self._database_changed or self._changed else self._next_retry()
+        return -math.inf if self._everything or self._checks.requested or self._changed else self._next_retry
+
+    @property
+    def _next_retry(self) -> float:
+        return min(self._retries.next, self.memory.next_check())
 
     async def run(self) -> None:
         """Runs until cancelled. Then it may be given turns."""
         while True:
+            began = anyio.current_time()
             if await self._attempt(self._run_session, _HEALTHY_SECONDS):
                 self.mode, self.stores = None, False
                 continue  # to connect in another way
             with anyio.move_on_after(_RECONNECT.delay(self.failures, random.random())):  # noqa: S311 -- no secret
                 await self._retry_now.wait()
+                await anyio.sleep_until(began + _SOONEST_SECONDS)
 
     async def take_turn(self) -> None:
         """Reads everything in a session of its own, and does what that asks for. Raises nothing."""
@@ -320,6 +327,7 @@ class DatabaseWorker:
                 rest = 0.0
                 await self._round(session, to_read, keys, since)
                 self._complete_reads.note(began, anyio.current_time())
+                self._checks.note(began, anyio.current_time())
                 if self.memory.is_full and to_read.scope is not Scope.FULL:
                     self.note_everything()
                 if not prepared:
@@ -327,8 +335,8 @@ class DatabaseWorker:
                     await session.prepare()
             else:
                 rest = _REST.longer(rest)
-            wait = min(resync_at, self._next_retry(), self._complete_reads.due) - anyio.current_time()
-            with anyio.move_on_after(max(wait, 0.0)):
+            due = min(resync_at, self._next_retry, self._complete_reads.due, self._checks.due)
+            with anyio.move_on_after(max(due - anyio.current_time(), 0.0)):
                 await self._wake.wait()
             await anyio.sleep(max(began + max(COALESCE_SECONDS, rest) - anyio.current_time(), 0.0))
 
@@ -337,14 +345,13 @@ class DatabaseWorker:
         since = self._notice.take()
         everything, self._everything = self._everything, False
         changed, self._changed = self._changed, set()
-        due = {key for key, (_, at) in self._retries.items() if at <= now} | self.memory.due(now)
+        due = self._retries.due(now) | self.memory.due(now)
         to_read = EVERYTHING if everything else PrivilegeRead()
         if since < math.inf or everything:
             async with session.lock:
                 to_read |= await session.next_read()
         to_read = self._complete_reads.moderate(to_read, now, forced=everything)
-        if self._database_changed:
-            self._database_changed = False
+        if self._checks.take(now):
             await session.check_database()
             to_read |= session.own_acl
         return to_read, frozenset(changed | due), since
@@ -359,10 +366,9 @@ class DatabaseWorker:
         context = RoundContext(session, self.memory, config, published, self._context.cluster, self._context.suspended)
         results = await run_round(context, to_read, keys, since, self._notice, self._report_results)
         last = {result.key: result for result in results}
-        for key in (self._retries.keys() & keys) - last.keys():  # withdrawn, or an adoptee that waits for its turn
-            del self._retries[key]
+        self._retries.end(keys - last.keys())  # withdrawn, or an adoptee that waits for its turn
         for result in last.values():
-            self._note_retry(result)
+            self._retries.note(result)
 
     def _report_results(self, results: Sequence[PrivilegeResult], since: float) -> None:
         """As Report."""
@@ -370,18 +376,6 @@ class DatabaseWorker:
             metrics.PRIVILEGE_REPAIR_SECONDS.labels(self._context.config().name).observe(repaired_at - since)
         for result in results:
             self.report(result)
-
-    def _next_retry(self) -> float:
-        return min([self.memory.next_check(), *(at for _, at in self._retries.values())])
-
-    def _note_retry(self, result: PrivilegeResult) -> None:
-        if result.error is None or result.error.reason is Reason.CONTESTED:
-            self._retries.pop(result.key, None)
-            return
-        failures = self._retries.get(result.key, (0, 0.0))[0] + 1
-        retries = {Reason.PROGRESSING: _LOCK_RETRY, Reason.SUSPENDED: _SUSPENDED_RETRY}
-        delay = retries.get(result.error.reason, _RETRY).delay(failures, random.random())  # noqa: S311 -- no secret
-        self._retries[result.key] = failures, anyio.current_time() + delay
 
     def _note_event(self) -> None:
         self._notice.give()

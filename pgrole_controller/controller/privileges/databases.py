@@ -141,8 +141,8 @@ class Databases:
     def note_roles(self, names: tuple[str, ...] | None) -> None:
         """These roles were created or changed; None: any. A declaration may wait for one of them."""
         for name, served in self._served.items():
-            for key in served.worker.memory.waiting_for(names):
-                served.worker.note_grantee(key)
+            if waiting := served.worker.memory.waiting_for(names):
+                served.worker.note_awaited(waiting)
                 self._rotation.wake({name})
 
     @property

@@ -7,8 +7,8 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from pgrole_controller.controller.privileges.complete_reads import FurtherReads
 from pgrole_controller.controller.privileges.privilege_records import UnrecordedDrifts
+from pgrole_controller.controller.privileges.read_pace import FurtherReads
 from pgrole_controller.controller.privileges.role_memory import AppliedState, NewObjects, RoleMemory
 from pgrole_controller.core.contest import Moment, postpone
 from pgrole_controller.core.privileges.acl import DatabaseObject, ObjectId

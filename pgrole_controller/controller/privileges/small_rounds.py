@@ -11,8 +11,8 @@ from typing import TypeVar
 
 import anyio
 
-from pgrole_controller.controller.privileges.complete_reads import Rest
 from pgrole_controller.controller.privileges.privilege_reconcile import PrivilegeReconcile, RoundContext
+from pgrole_controller.controller.privileges.read_pace import Rest
 from pgrole_controller.core.privileges.acl import ObjectId
 from pgrole_controller.core.privileges.grantee import Grantee, find_outdated
 from pgrole_controller.core.privileges.privilege_result import PrivilegeResult

@@ -1,15 +1,30 @@
-"""How often events may cause complete reads of one database, of all roles or of some.
+"""When the worker of a database reads again: how often events may cause complete reads, and when roles are retried.
 
 Some commands reach further than their events tell, e.g. ALTER TYPE, and whoever keeps one role from being as declared
 makes the reads after events insufficient for it. Any role can do one or the other all the time, and a complete read
-takes long in a large database. So each kind of them gets a tenth of the time, and waits its turn beyond that.
+takes long in a large database. So each kind of them gets a tenth of the time, and waits its turn beyond that; so do
+checks of the database, since any role can announce that it changed.
 """
 
 import math
+import random
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
+import anyio
+
+from pgrole_controller.core.backoff import Backoff
+from pgrole_controller.core.errors import Reason
+from pgrole_controller.core.privileges.privilege_result import PrivilegeResult
 from pgrole_controller.core.request import Key
 from pgrole_controller.postgres.privileges.ddl_events import PrivilegeRead, Scope
+
+#: Pause after a failure to apply a role's privileges, in seconds.
+RETRY = Backoff(1.0, 300.0)
+#: The same while another session holds a lock, and while a setting of the database suspends changes, since nothing
+#: announces the end.
+LOCK_RETRY = Backoff(1.0, 15.0)
+SUSPENDED_RETRY = Backoff(5.0, 60.0)
 
 #: The pause after a read, as a multiple of the time it took, and at most this many seconds.
 _REST_TIMES = 9.0
@@ -63,8 +78,37 @@ class CompleteReads:
 
 
 @dataclass(slots=True)
+class DatabaseChecks:
+    """Checks whether the session may stay as it is, after the database changed its name, owner or ACL."""
+
+    requested: bool = False
+    _rest: Rest = field(default_factory=Rest)
+    _taken: bool = False
+
+    def request(self) -> None:
+        self.requested = True
+
+    @property
+    def due(self) -> float:
+        """When the requested one may begin, on the loop's clock."""
+        return self._rest.ends if self.requested else math.inf
+
+    def take(self, now: float) -> bool:
+        """Whether to check now. If so, call `note` afterwards, unless others set the pace."""
+        self._taken = now >= self.due
+        if self._taken:
+            self.requested = False
+        return self._taken
+
+    def note(self, began: float, ended: float) -> None:
+        """What `take` returned last was done."""
+        if self._taken:
+            self._rest.begin(began, ended)
+
+
+@dataclass(slots=True)
 class FurtherReads:
-    """Complete reads for roles for which the read after an event does not suffice."""
+    """Complete reads for roles for which the read after an event does not suffice, or that wait for another role."""
 
     _rest: Rest = field(default_factory=Rest)
     _put_off: frozenset[Key] = frozenset()
@@ -99,3 +143,31 @@ class FurtherReads:
 
     def due(self, now: float) -> frozenset[Key]:
         return self._put_off if now >= self.next else frozenset()
+
+
+class RoleRetries:
+    """When to try again for roles whose last result has an error. Times are on the loop's clock."""
+
+    def __init__(self) -> None:
+        self._failed: dict[Key, tuple[int, float]] = {}  # failures in a row, and the time of the next attempt
+
+    def note(self, result: PrivilegeResult) -> None:
+        if result.error is None or result.error.reason is Reason.CONTESTED:
+            self.end({result.key})
+            return
+        failures = self._failed.get(result.key, (0, 0.0))[0] + 1
+        retries = {Reason.PROGRESSING: LOCK_RETRY, Reason.SUSPENDED: SUSPENDED_RETRY}
+        delay = retries.get(result.error.reason, RETRY).delay(failures, random.random())  # noqa: S311 -- no secret
+        self._failed[result.key] = failures, anyio.current_time() + delay
+
+    def end(self, keys: Collection[Key]) -> None:
+        """There is nothing to retry for these."""
+        for key in keys:
+            self._failed.pop(key, None)
+
+    def due(self, now: float) -> set[Key]:
+        return {key for key, (_, at) in self._failed.items() if at <= now}
+
+    @property
+    def next(self) -> float:
+        return min((at for _, at in self._failed.values()), default=math.inf)

@@ -1,9 +1,11 @@
-"""controller/privileges/complete_reads: events cause complete reads during a tenth of the time at most."""
+"""controller/privileges/read_pace: what others cause takes a tenth of the time at most."""
 
 import math
 from dataclasses import replace
 
-from pgrole_controller.controller.privileges.complete_reads import CompleteReads, FurtherReads
+import pytest
+
+from pgrole_controller.controller.privileges.read_pace import CompleteReads, DatabaseChecks, FurtherReads
 from pgrole_controller.core.request import Key
 from pgrole_controller.postgres.privileges.ddl_events import EVERYTHING, PrivilegeRead, Scope
 
@@ -66,3 +68,25 @@ def test_further_reads_use_a_tenth_of_the_time_and_waiting_roles_are_due_after_t
     assert reads.due(105.0) == {OTHER}
     reads.note(105.0, 1105.0)
     assert reads.due(1115.0) == {OTHER}
+
+
+def test_checks_of_the_database_use_a_tenth_of_the_time_and_a_request_waits_for_the_next() -> None:
+    checks = DatabaseChecks()
+    assert (checks.take(100.0), checks.due) == (False, math.inf)
+    checks.request()
+    assert checks.take(100.0)
+    checks.note(100.0, 100.1)
+    checks.request()
+    assert not checks.take(100.9)
+    checks.note(100.9, 100.95)
+    assert checks.due == pytest.approx(101.0)
+    assert checks.take(101.0)
+    assert (checks.take(101.0), checks.due) == (False, math.inf)
+
+
+def test_what_a_role_waits_for_is_looked_for_after_the_pause() -> None:
+    reads = FurtherReads()
+    reads.note(100.0, 100.5)
+    reads.put_off(frozenset({ONE}))
+    assert reads.due(104.9) == frozenset()
+    assert reads.due(105.0) == {ONE}
