@@ -149,17 +149,8 @@ class Attributor:
         """Returns after IDLE_SECONDS without a drift. Raises PgRoleError."""
         while True:
             self._changed.clear()
-            while self._waiting:
-                key, (drift, xmins) = next(iter(self._waiting.items()))
-                attribution.source = self._config().attribution.audit_log
-                written = xmins if drift.corrected or not drift.oid else await read_role_xmins(connection, drift.oid)
-                by = await self._ask(connection, attribution, drift, written, began)
-                if self._waiting.get(key) == (drift, xmins):
-                    del self._waiting[key]
-                    self._add_row(drift, by, written)
-                self._keep_cause(key, drift, by)
-                await anyio.sleep(_PAUSE_SECONDS)
             try:
+                await self._ask_all(connection, attribution, began)
                 await self._write(connection, session)
             except BaseException:
                 self._changed.set()
@@ -168,6 +159,18 @@ class Attributor:
                 await self._changed.wait()
             if idle.cancelled_caught:
                 return
+
+    async def _ask_all(self, connection: Connection, attribution: RoleAttribution, began: float) -> None:
+        while self._waiting:
+            key, (drift, xmins) = next(iter(self._waiting.items()))
+            attribution.source = self._config().attribution.audit_log
+            written = xmins if drift.corrected or not drift.oid else await read_role_xmins(connection, drift.oid)
+            by = await self._ask(connection, attribution, drift, written, began)
+            if self._waiting.get(key) == (drift, xmins):
+                del self._waiting[key]
+                self._add_row(drift, by, written)
+            self._keep_cause(key, drift, by)
+            await anyio.sleep(_PAUSE_SECONDS)
 
     async def _ask(
         self,

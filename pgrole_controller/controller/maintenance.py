@@ -64,8 +64,11 @@ class Maintenance:
 
     async def record_unstored(self) -> None:
         """Records in the home database the drifts of databases that store nothing."""
-        drifts, endpoint, session = self._databases.take_unstored(), self._config().endpoint, self._session
-        if not drifts or endpoint is None or not session.notes_generations:
+        endpoint, session = self._config().endpoint, self._session
+        if endpoint is None:
+            return
+        drifts = self._databases.take_unstored()
+        if not drifts or not session.notes_generations:
             return
         history, opening = self._config().history, session.claims.opening()
         try:
@@ -75,6 +78,9 @@ class Maintenance:
         except Exception as error:  # noqa: BLE001 -- it must not end the session
             self._databases.keep_unstored(drifts)
             self._warn(self._home, error)
+        except BaseException:  # the session ends
+            self._databases.keep_unstored(drifts)
+            raise
 
     async def tend_all(self) -> None:
         """One round in every database with a part of schema pgrole."""

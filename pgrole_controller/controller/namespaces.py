@@ -41,7 +41,7 @@ _BACKOFF = Backoff(FIRST_DELAY, LONGEST_DELAY)
 
 _OF_CLUSTER = "kube-system"
 
-#: Maximum number of concurrent reads.
+#: Maximum number of concurrent reads, and of namespaces that are retried at once.
 ASKING = 4
 
 #: An object reports that it waits for its namespace only after this long, in seconds: mostly the answer takes
@@ -91,6 +91,9 @@ class Namespaces:
         self._seen_in: dict[str, str] = {}  # by uid of an object, the uid of its namespace
         self._questions: dict[str, _Question] = {}
         self._asked = Signal()
+        self._reading = anyio.CapacityLimiter(ASKING)
+        self._retrying = anyio.CapacityLimiter(ASKING)
+        self._failures = 0  # of any namespaces in a row
 
     def get(self, key: Key, object_uid: str) -> Namespace:
         """Returns the object's namespace. Raises NamespaceUnknown, and then adds the key to `waiting`."""
@@ -147,9 +150,8 @@ class Namespaces:
             while True:
                 self._asked.clear()
                 for name in self._questions.keys() - self._forgotten.keys():
-                    if len(self._forgotten) < ASKING:
-                        self._forgotten[name] = 0
-                        tasks.start_soon(self._ask, name, known, in_use)
+                    self._forgotten[name] = 0
+                    tasks.start_soon(self._ask, name, known, in_use)
                 await self._asked.wait()
         raise AssertionError("it never ends by itself")
 
@@ -185,9 +187,30 @@ class Namespaces:
     async def _ask(
         self, name: str, known: Callable[[Collection[Key]], None], in_use: Callable[[], Collection[str]]
     ) -> None:
-        """Asks until the namespace is known, or no object waits for it."""
+        """Asks until the namespace is known, or no object waits for it. Those that fail take turns, a few at a time."""
         failures = 0
         while name in self._questions:
+            if failures == 0:
+                answered = await self._read(name, known, in_use)
+            else:
+                async with self._retrying:
+                    await self._pause(failures)
+                    answered = await self._read(name, known, in_use)
+            failures = 0 if answered else failures + 1
+        del self._forgotten[name]
+        self._asked.set()
+
+    async def _pause(self, failures: int) -> None:
+        """Before a retry, unless others were answered since the last failure."""
+        delay = _BACKOFF.delay(failures, random.random()) if self._failures else 0.0  # noqa: S311 -- jitter
+        with anyio.move_on_after(delay):
+            await self._client.reachability.wait_until_back()
+
+    async def _read(
+        self, name: str, known: Callable[[Collection[Key]], None], in_use: Callable[[], Collection[str]]
+    ) -> bool:
+        """Whether the API server answered."""
+        async with self._reading:
             forgotten = self._forgotten[name]
             try:
                 found = await _request(self._client, name)
@@ -197,15 +220,13 @@ class Namespaces:
                     self._questions.pop(name, None)
                 elif name in self._questions:
                     self._questions[name].failure = str(error)
-                failures += 1
-                with anyio.move_on_after(_BACKOFF.delay(failures, random.random())):  # noqa: S311 -- jitter
-                    await self._client.reachability.wait_until_back()
-                continue
-            if forgotten == self._forgotten[name]:  # otherwise it may be the previous namespace
-                self._take(found)
-                known(self.waiting(name))
-        del self._forgotten[name]
-        self._asked.set()
+                self._failures += 1
+                return False
+        self._failures = 0
+        if forgotten == self._forgotten[name]:  # otherwise it may be the previous namespace
+            self._take(found)
+            known(self.waiting(name))
+        return True
 
     def _take(self, found: Namespace) -> None:
         self._doubted.pop(found.name, None)

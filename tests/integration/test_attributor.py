@@ -19,7 +19,9 @@ from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core.backoff import Backoff
 from pgrole_controller.core.claim import Claim, Owner
 from pgrole_controller.core.connection_secret import Address
+from pgrole_controller.core.errors import Reason, Transient
 from pgrole_controller.core.policy import ServerPolicy
+from pgrole_controller.core.privileges.privilege_result import DriftAuthor
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.role_drift import RoleDrift
 from pgrole_controller.local.postgres import PostgresServer
@@ -27,9 +29,11 @@ from pgrole_controller.local.process import reached
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.database_claims import DatabaseClaims
 from pgrole_controller.postgres.drift_history import record_at_home
+from pgrole_controller.postgres.role_attribution import RoleAttribution
 from pgrole_controller.postgres.schema import install
 from pgrole_controller.postgres.session import Session
 
+DEADLINE = 45.0
 KEY = Key("shop", "app")
 NOW = datetime(2026, 11, 22, 12, 0, 30, tzinfo=UTC)
 DRIFT = RoleDrift("app", 20_000, "uid-1", ("login",), True, NOW, {"login": {"declared": "false", "observed": "true"}})
@@ -60,7 +64,7 @@ class HistoryHome:
         async def is_so() -> bool:
             return true(await self.rows())
 
-        assert await reached(is_so, 20.0), await self.rows()
+        assert await reached(is_so, DEADLINE), await self.rows()
 
 
 @pytest_asyncio.fixture(loop_scope="session")
@@ -123,7 +127,7 @@ async def test_the_author_of_a_reported_drift_is_forgotten_when_it_disappears(ho
 
     async with home.running():
         home.attributor.note(KEY, reported)
-        assert await reached(is_found, 20.0)
+        assert await reached(is_found, DEADLINE)
         home.attributor.note_unreported(KEY)
         assert not await is_found()
         home.attributor.note(KEY, reported)
@@ -170,10 +174,49 @@ async def test_a_failed_write_to_the_history_is_retried_and_does_not_end_the_att
     with caplog.at_level(logging.WARNING):
         async with home.running():
             home.attributor.note(KEY, DRIFT)
-            await anyio.sleep(0.5)
+
+            async def has_failed() -> bool:
+                return "cannot record drifts of roles" in caplog.messages
+
+            assert await reached(has_failed, DEADLINE)
             await home.hand.execute("ALTER TABLE pgrole.away RENAME TO drift_history")
             await home.wait_rows(lambda rows: rows == [("app", ["login"], 1, True)])
     assert [record.message for record in caplog.records].count("cannot record drifts of roles") == 1
+
+
+async def test_a_drift_whose_author_cannot_be_asked_for_is_recorded_without(
+    home: HistoryHome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attributor_module, "_RETRY", Backoff(0.05, 0.1))
+
+    async def fail(*_: Any) -> DriftAuthor:
+        raise Transient(Reason.SERVER_NOT_READY, "the connection was lost")
+
+    monkeypatch.setattr(RoleAttribution, "find_author", fail)
+    async with home.running():
+        home.attributor.note(KEY, DRIFT)
+        await home.wait_rows(lambda rows: rows == [("app", ["login"], 1, True)])
+
+
+async def test_a_drift_that_is_asked_about_when_the_session_ends_is_recorded_in_the_next(
+    home: HistoryHome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = anyio.Event()
+
+    async def hang(*_: Any) -> DriftAuthor:
+        asked.set()
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    with monkeypatch.context() as hanging:
+        hanging.setattr(RoleAttribution, "find_author", hang)
+        hanging.setattr(attributor_module, "_DRIFT_SECONDS", 3600.0)
+        async with home.running():
+            home.attributor.note(KEY, DRIFT)
+            with anyio.fail_after(DEADLINE):
+                await asked.wait()
+    async with home.running():
+        await home.wait_rows(lambda rows: rows == [("app", ["login"], 1, True)])
 
 
 async def test_an_unexpected_error_does_not_end_the_attributor(
@@ -206,7 +249,7 @@ async def test_without_a_schema_nothing_is_recorded_but_the_author_is_found(
             async def is_found() -> bool:
                 return home.attributor.find_cause(KEY) is not None
 
-            assert await reached(is_found, 20.0)
+            assert await reached(is_found, DEADLINE)
         await alice.execute(f"DROP ROLE {role}")
     assert home.found == [KEY]
     assert await home.rows() == []

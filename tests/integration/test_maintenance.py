@@ -1,5 +1,6 @@
 """controller/maintenance: records of the event triggers are bounded in every admitted database, used or not."""
 
+import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -139,11 +140,20 @@ async def test_drifts_of_databases_that_store_nothing_are_recorded_at_home(
     async def fail(*_: object) -> None:
         raise Transient(Reason.SERVER_NOT_READY, "no connection")
 
+    async def end_the_session(*_: object) -> None:
+        raise asyncio.CancelledError
+
     async with maintenance_of(server, lambda: DatabasesConfig(("*",))) as maintenance:
         maintenance._databases.keep_unstored(drifts)
         with monkeypatch.context() as failing:
             failing.setattr(maintenance_module, "record_at_home", fail)
             await maintenance.record_unstored()
+            failing.setattr(maintenance_module, "record_at_home", end_the_session)
+            with pytest.raises(asyncio.CancelledError):
+                await maintenance.record_unstored()
+        kept = maintenance._databases.take_unstored()
+        assert kept == drifts
+        maintenance._databases.keep_unstored(kept)
         await maintenance.record_unstored()
         await maintenance.record_unstored()
         maintenance._databases.keep_unstored(drifts)

@@ -34,15 +34,18 @@ class NamespaceApi(Client):
         self.asked = 0
         self.answers = anyio.Event()
         self.failure: KubeError | None = None
+        self.failing: set[str] = set()
         self.reachability = Reachability()
         self.answers.set()
 
-    async def request(self, *_: Any, **__: Any) -> bytes:
+    async def request(self, method: str, path: str, *_: Any, **__: Any) -> bytes:
         self.asked += 1
         await self.answers.wait()
         if self.failure is not None:
             raise self.failure
-        return json.dumps(made(self.uid, labels=self.labels)).encode()
+        if (name := path.rpartition("/")[2]) in self.failing:
+            raise ApiError(404, "NotFound", "gone")
+        return json.dumps(made(self.uid, name=name, labels=self.labels)).encode()
 
 
 class NamespaceWorld:
@@ -87,8 +90,8 @@ class NamespaceWorld:
             tasks.cancel_scope.cancel()
 
 
-def made(uid: str, version: int = 1, **more: Any) -> dict[str, Any]:
-    return {"metadata": {"name": "shop", "uid": uid, "resourceVersion": str(version), **more}}
+def made(uid: str, version: int = 1, *, name: str = "shop", **more: Any) -> dict[str, Any]:
+    return {"metadata": {"name": name, "uid": uid, "resourceVersion": str(version), **more}}
 
 
 async def test_a_watched_namespace_is_not_requested() -> None:
@@ -258,3 +261,25 @@ async def test_the_only_namespace_stays_known_while_it_has_no_objects() -> None:
     async with world.running():
         await anyio.sleep(3 * REFRESH_SECONDS)
         assert world.uid(NEW) == "n1"
+
+
+@in_timelapse
+async def test_namespaces_that_cannot_be_read_keep_no_other_from_being_read() -> None:
+    world = NamespaceWorld(watched=False)
+    failing = [Key(f"gone-{number}", "app") for number in range(3 * module.ASKING)]
+    world.api.failing = {key.namespace for key in failing}
+    world.in_use |= world.api.failing
+    async with world.running():
+        for key in failing:
+            assert world.uid(key) is None
+        await anyio.sleep(PATIENCE / 4)
+        assert world.uid(NEW) is None
+        with anyio.fail_after(module.FIRST_DELAY):
+            await world.told.wait()
+        assert world.known == [NEW]
+        asked = world.api.asked
+        await anyio.sleep(PATIENCE / 4)
+        assert world.api.asked - asked <= module.ASKING * PATIENCE / 4 / (module.LONGEST_DELAY / 2) + module.ASKING
+        world.api.failing = set()
+        await anyio.sleep(PATIENCE / 4)
+        assert set(world.known) == {NEW, *failing}
