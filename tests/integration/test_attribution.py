@@ -209,6 +209,18 @@ async def test_no_one_is_named_without_an_event(database: EventDatabase) -> None
     assert await read_authors(database.reading, []) == {}
 
 
+async def test_a_role_name_in_another_encoding_keeps_no_other_drift_from_having_an_author(
+    database: EventDatabase,
+) -> None:
+    bob = await database.person("bob")
+    await bob.execute("GRANT DELETE ON a TO reader")
+    oid = await database.reading.fetchval("SELECT 'public.a'::regclass::oid")
+    change = ChangedPrivilege("DELETE", granted=True)
+    rows = [ChangedRow(0, GRANTED, ("a", name), oid, "public", change) for name in ("reader", "ren\udce9", "\0")]
+    assert (await read_authors(database.reading, rows))[rows[0]].login == "bob"
+    await bob.execute("REVOKE DELETE ON a FROM reader")
+
+
 async def test_the_answer_is_bounded_for_any_number_of_rows_and_events(database: EventDatabase) -> None:
     bob = await database.person("bob")
     await bob.execute("BEGIN;" + "GRANT SELECT ON a TO reader; REVOKE SELECT ON a FROM reader;" * 200 + "COMMIT")

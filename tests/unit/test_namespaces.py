@@ -38,7 +38,7 @@ class NamespaceApi(Client):
         self.reachability = Reachability()
         self.answers.set()
 
-    async def request(self, method: str, path: str, *_: Any, **__: Any) -> bytes:
+    async def request(self, method: str, path: str, *_: Any, **__: Any) -> bytes:  # noqa: ARG002
         self.asked += 1
         await self.answers.wait()
         if self.failure is not None:

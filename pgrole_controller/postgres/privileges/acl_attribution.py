@@ -14,6 +14,7 @@ from itertools import chain
 import anyio
 
 from pgrole_controller import resources
+from pgrole_controller.core.ddl import storable
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.core.privileges.attribution import (
     COMMANDS,
@@ -138,8 +139,9 @@ async def _read_last_events(connection: Connection, tags: Sequence[str]) -> list
 async def _read_stored(connection: Connection, roles: Sequence[str]) -> dict[str, int]:
     """Returns, by role name, the transaction in which the controller last stored what it applied for the role."""
     query = resources.text("sql", "attribution", "stored_applied.sql")
-    rows = await fetch(connection, "attribute", query, list(roles), seconds=ATTRIBUTION_SECONDS)
-    return {row.text("role_name"): row.get("xid", int) for row in rows}
+    stored = {storable(role).encode(): role for role in roles}  # names in other encodings, too
+    rows = await fetch(connection, "attribute", query, list(stored), seconds=ATTRIBUTION_SECONDS)
+    return {stored[row.get("role_name", bytes)]: row.get("xid", int) for row in rows}
 
 
 async def read_events(connection: Connection, xmins: Sequence[int]) -> dict[int, tuple[DdlEvent, ...]]:
