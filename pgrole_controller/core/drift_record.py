@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
 from pgrole_controller.core.errors import make_legible
-from pgrole_controller.core.privileges.privilege_result import DriftAuthor, PrivilegeDrift
+from pgrole_controller.core.privileges.privilege_result import DriftAuthor, Evidence, PrivilegeDrift
 
 #: Maximum number of entries in status.driftHistory, and bytes of JSON of each.
 MOST = 10
@@ -39,6 +39,7 @@ _STATEMENT = 120
 #: Of a cause, what status has only if the server exposes it.
 _EXPOSED = ("application", "address", "statement")
 _UNKNOWN: Mapping[str, Any] = {"time": None, "by": None}
+_NOBODY: Mapping[str, Any] = {"proof": Evidence.NONE.value}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +73,10 @@ def describe_last(record: DriftRecord, *, exposes_all: bool) -> dict[str, Any]:
     if record.database:
         described["database"] = make_legible(record.database, _NAME)
         described["details"] = [make_legible(words, _DETAIL) for words in record.details[: 2 * _FEW + 1]]
-    cause = _describe_cause(record.by, exposes_all=exposes_all)
-    return {**described, "by": cause} if cause else described
+    return {**described, "by": _describe_cause(record.by, exposes_all=exposes_all)}
 
 
 def _describe_cause(by: DriftAuthor, *, exposes_all: bool) -> dict[str, Any]:
-    if by == DriftAuthor():
-        return {}
     named = {"login": by.login, "role": by.role if by.role != by.login else ""}
     if exposes_all:
         named["application"] = by.application
@@ -160,8 +158,8 @@ def keep_known(described: dict[str, Any], previous: Mapping[str, Any] | None, *,
     if not previous or any(previous.get(name) != described.get(name) for name in names):
         return described
     kept = dict(described)
-    known, by = previous.get("by"), described.get("by", {})
-    if isinstance(known, dict) and all(known.get(name) == value for name, value in by.items()):
+    known, by = previous.get("by"), described.get("by")
+    if isinstance(known, dict) and (by == _NOBODY or (by and known.items() >= by.items())):
         kept["by"] = {name: value for name, value in known.items() if not (hides and name in _EXPOSED)}
     details, shown = previous.get("details"), described.get("details", [])
     if isinstance(details, list) and len(details) >= len(shown) and all(map(_begins, details, shown)):

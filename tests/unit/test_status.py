@@ -18,6 +18,7 @@ from pgrole_controller.core.request import Key
 from pgrole_controller.core.role_drift import FoundCause, RoleDrift
 from pgrole_controller.core.status import StatusDetails, build_status
 
+NOBODY = {"proof": "None"}
 NOW = datetime(2026, 5, 6, 7, 8, 9, 999_999, tzinfo=UTC)
 LATER = NOW + timedelta(hours=1)
 OWNER = Owner("cluster", "shop", "ns", "app", "uid")
@@ -124,7 +125,8 @@ def test_the_status_of_the_role_comes_from_the_claim() -> None:
     assert status["role"] == {"name": "app", "oid": 20_000, "applied": "sha256:x"}
     assert status["server"] == {"name": "default", "systemIdentifier": "7"}
     assert status["driftCount"] == 2
-    assert status["lastDrift"] == {"time": "2026-05-06T07:08:09Z", "fields": ["login"], "corrected": True}
+    last = {"time": "2026-05-06T07:08:09Z", "fields": ["login"], "corrected": True, "by": NOBODY}
+    assert status["lastDrift"] == last
 
 
 def test_without_a_read_of_the_database_the_status_of_the_role_is_kept() -> None:
@@ -191,7 +193,12 @@ def test_a_definition_without_history_lets_no_drift_count_twice() -> None:
 def test_reported_drift_keeps_the_time_of_its_first_report() -> None:
     outcome = of_read_back(Plan("app", reported=("createdb",)))
     first = build(outcome, claim=CLAIM, reported=("createdb",))
-    assert first["lastDrift"] == {"time": "2026-05-06T07:08:09Z", "fields": ["createdb"], "corrected": False}
+    assert first["lastDrift"] == {
+        "time": "2026-05-06T07:08:09Z",
+        "fields": ["createdb"],
+        "corrected": False,
+        "by": NOBODY,
+    }
     assert build(outcome, first, now=LATER, claim=CLAIM, reported=("createdb",))["lastDrift"] == first["lastDrift"]
     wider = build(outcome, first, now=LATER, claim=CLAIM, reported=("createdb", "login"))
     assert wider["lastDrift"]["time"] == "2026-05-06T08:08:09Z"
@@ -213,7 +220,12 @@ def test_drift_that_is_reported_again_after_it_was_undone_is_another_drift() -> 
     first = build(outcome, claim=claim, reported=("createdb",), cause=by_alice)
     undone = build(RECONCILED, first, claim=claim)
     again = build(outcome, undone, claim=claim, reported=("createdb",), observed_at=LATER)
-    assert again["lastDrift"] == {"time": "2026-05-06T08:08:09Z", "fields": ["createdb"], "corrected": False}
+    assert again["lastDrift"] == {
+        "time": "2026-05-06T08:08:09Z",
+        "fields": ["createdb"],
+        "corrected": False,
+        "by": NOBODY,
+    }
     assert [(one["time"][11:13], "by" in one) for one in again["driftHistory"]] == [("08", False), ("07", True)]
 
 
@@ -241,14 +253,14 @@ BY = DriftAuthor(Evidence.SESSION, "alice", application="psql", address="10.0.0.
 
 def test_the_author_of_a_drift_is_shown_once_found_and_stays() -> None:
     before = build(RECONCILED, claim=CLAIM)
-    assert "by" not in before["lastDrift"]
+    assert before["lastDrift"]["by"] == NOBODY
     found = build(RECONCILED, before, claim=CLAIM, cause=FoundCause(DRIFT, BY))
     assert found["lastDrift"]["by"] == {"login": "alice", "proof": "Session"}
     assert [entry["by"] for entry in found["driftHistory"]] == [{"login": "alice", "proof": "Session"}]
     assert build(RECONCILED, found, claim=CLAIM) == found  # after a restart nothing else is known
     other = replace(CLAIM, last_drift_at=LATER)
     later = build(RECONCILED, found, claim=other, cause=FoundCause(DRIFT, BY))
-    assert "by" not in later["lastDrift"]
+    assert later["lastDrift"]["by"] == NOBODY
     assert ["by" in entry for entry in later["driftHistory"]] == [False, True]
 
 
