@@ -265,9 +265,9 @@ class ServerReporter:
                 "passwords": session.detection.passwords,
                 "claims": session.detection.claims,
             }
-        databases = [_database(one) for one in worker.databases.states()[:MOST_DATABASES]]
+        databases = select_databases(worker.databases.states())
         if databases:
-            status["databases"] = databases
+            status["databases"] = [_database(one) for one in databases]
         status["roles"] = self._count(worker.server.name, previous.get("roles"))
         return status
 
@@ -278,6 +278,12 @@ class ServerReporter:
             return before
         self._counted_at[name] = now
         return {"declared": declared, "ready": ready}
+
+
+def select_databases(states: Iterable[DatabaseState]) -> list[DatabaseState]:
+    """Returns at most MOST_DATABASES, those without a session first, sorted by name."""
+    some = sorted(states, key=lambda one: (one.mode is not None, one.name))[:MOST_DATABASES]
+    return sorted(some, key=lambda one: one.name)
 
 
 def _is_ready(conditions: Iterable[Mapping[str, Any]], generation: int) -> bool:

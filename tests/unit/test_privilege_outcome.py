@@ -212,6 +212,12 @@ class TestPrivilegeStatus:
         refused = build(known(LAKE, replace(ORDERS, error=error)))["privileges"][1]
         assert (refused["reason"], refused["message"]) == ("NotAllowed", "the policy says no")
 
+    def test_former_databases_never_keep_a_declared_one_out(self) -> None:
+        former = {f"a{number:02}": (DatabasePrivileges(f"a{number:02}"),) for number in range(40)}
+        entries = build(known(grantee=replace(GRANTEE, former=former)))["privileges"]
+        names = [entry["database"] for entry in entries]
+        assert (names, len(names)) == (sorted({*DECLARED, *list(former)[:30]}), 32)
+
     def test_a_former_database_is_named_until_it_confirms(self) -> None:
         grantee = replace(GRANTEE, declared={}, former={"lake": (DECLARED["lake"],)})
         confirmed = {"lake": replace(LAKE, digest=grantee.digest_of("lake"))}

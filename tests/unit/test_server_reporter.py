@@ -14,15 +14,22 @@ from pgrole_controller.controller import server_reporter
 from pgrole_controller.controller.leadership import Leadership
 from pgrole_controller.controller.namespaces import Namespaces
 from pgrole_controller.controller.objects import Objects, index_by_owner, index_pgrole
+from pgrole_controller.controller.privileges.databases import DatabaseState
 from pgrole_controller.controller.queue import Queue
 from pgrole_controller.controller.server_config import ServerConfig
-from pgrole_controller.controller.server_reporter import FINALIZER, ServerReporter
+from pgrole_controller.controller.server_reporter import (
+    FINALIZER,
+    MOST_DATABASES,
+    ServerReporter,
+    select_databases,
+)
 from pgrole_controller.controller.session_keeper import SessionState
 from pgrole_controller.controller.worker import ServerWorker
 from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.errors import Reason, Waiting
 from pgrole_controller.core.policy import ServerPolicy
 from pgrole_controller.core.request import Key
+from pgrole_controller.core.server_options import DatabaseMode
 from pgrole_controller.core.status import build_conditions
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import ApiError
@@ -531,3 +538,9 @@ async def test_a_pgserver_stays_while_any_of_several_installations_has_pgroles_f
         other.objects.store.remove(Key("team-b", "app"), "team-b")
         await watch()
         assert api.finalizers == []
+
+
+def test_of_too_many_databases_those_without_a_session_are_kept() -> None:
+    served = [DatabaseState(f"a{number:04}", DatabaseMode.EVENTS, "") for number in range(MOST_DATABASES)]
+    failing = DatabaseState("z", None, "no session")
+    assert select_databases([*served, failing]) == [*served[:-1], failing]

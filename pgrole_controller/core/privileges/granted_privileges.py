@@ -88,9 +88,11 @@ class GrantedPrivileges:
         return frozenset(one["database"] for one in reported if one in before)
 
     def describe(self) -> list[dict[str, Any]]:
-        """Returns status.privileges."""
-        databases = sorted(self.grantee.databases) if self.grantee else []
-        return [self._describe(database) for database in databases[:_MOST_DATABASES]]
+        """Returns status.privileges: at most _MOST_DATABASES entries, those of declared databases first."""
+        databases = (
+            sorted(self.grantee.databases, key=lambda name: (not self.declares(name), name)) if self.grantee else []
+        )
+        return [self._describe(database) for database in sorted(databases[:_MOST_DATABASES])]
 
     def _describe(self, database: str) -> dict[str, Any]:
         error, result = self.error_in(database), self.current_result(database)
