@@ -37,7 +37,7 @@ OWN_CLOCK_SECONDS = 12.0
 #: Duration of the Lease, in seconds.
 DURATION = 15.0
 #: Tolerance beyond documented times, in seconds: the machine may be busy.
-SLACK = 10.0
+SLACK = 20.0
 
 GIVEN_UP = "lease released"
 #: How often to try a handover that should be immediate, since the machine may be busy at that moment.

@@ -176,15 +176,21 @@ async def test_series_of_a_removed_server_are_removed(stage: Stage, servers: Ser
         await declared.apply("goes", other)
         await declared.wait_ready("stays")
         await declared.wait_ready("goes")
-        found = await scrape(controller)
-        assert found.get("pgrole_server_connected", server="goes") == 1
+
+        def is_connected(found: ScrapedMetrics) -> bool:
+            return found.get("pgrole_server_connected", server="goes") == 1
+
+        found = await wait_figures(controller, is_connected, "both are connected")
         assert found.get("pgrole_sessions_total", server="goes") == 1
         await stage.kube.apply("lost", name=role, serverRef={"name": "nowhere"})
         await stage.kube.wait_reason("lost", "ServerGone")
         await declared.delete("goes")
         await declared.wait_gone("goes")
-        found = await wait_figures(controller, lambda figures: 'server="goes"' not in figures.text, "no such series")
-        assert found.get("pgrole_server_connected", server="stays") == 1
+
+        def is_alone(found: ScrapedMetrics) -> bool:
+            return 'server="goes"' not in found.text and found.get("pgrole_server_connected", server="stays") == 1
+
+        found = await wait_figures(controller, is_alone, "no such series")
         assert found.get("pgrole_objects", server="(undeclared)") == 1
         assert found.sum("pgrole_reconciles_total", server="(undeclared)", reason="ServerGone") >= 1
 

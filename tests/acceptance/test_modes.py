@@ -158,7 +158,7 @@ async def declare(kube: Kube, role: str, **spec: Any) -> Json:
 
 async def test_the_log_names_the_mode_in_use(place: ModePlace) -> None:
     for words in place.kind.says:
-        assert words in place.controller.log
+        await place.controller.wait_log(words)
     seen = await place.database.fetchval("SELECT to_regnamespace('pgrole') IS NOT NULL")
     assert seen is place.kind.has_claims
 
@@ -413,7 +413,7 @@ class TestSwitching:
             assert "GRANT CREATE ON DATABASE postgres" in controller.log
             await admin.execute(CREATE)
             await controller.wait_log("detection=Poll schema=made passwords=False claims=Database")
-            assert "GRANT SELECT (oid, xmin)" in controller.log
+            await controller.wait_log("GRANT SELECT (oid, xmin)")
             await admin.execute("ALTER ROLE app NOLOGIN")
             await stage.kube.wait_for("app", drifts(1), "driftCount 1")
             await admin.execute(READ)

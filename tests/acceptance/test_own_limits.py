@@ -16,7 +16,7 @@ from anyio.abc import SocketStream
 from pgrole_controller.local.apiserver import ApiServer
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.local.process import reached
-from tests.acceptance.scraped_metrics import scrape
+from tests.acceptance.scraped_metrics import ScrapedMetrics, wait_figures
 from tests.acceptance.servers import PgServers, pgservers
 from tests.acceptance.timed_controller import TimedController, staying_responsive
 from tests.acceptance.world import PATIENCE, Database, Kube, make_kube, open_database, remove
@@ -95,12 +95,16 @@ class TestHealthPort:
             declared(api_server, tmp_path, {ONE: own_postgres}) as (_, _, controller),
             anyio.create_task_group() as tasks,
         ):
+
+            def is_connected(found: ScrapedMetrics) -> bool:
+                return found.get("pgrole_server_connected", server=ONE) == 1
+
             for _ in range(CLIENTS):
                 tasks.start_soon(_misbehave, controller.health_port, kind)
             for _ in range(ROUNDS):
                 await drift(here)
                 await _wait_alive(controller)
-                assert (await scrape(controller)).get("pgrole_server_connected", server=ONE) == 1
+                await wait_figures(controller, is_connected, "its server is connected")
             tasks.cancel_scope.cancel()
 
 

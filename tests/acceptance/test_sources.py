@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 #: In seconds: deadline for noticing a change on a busy machine, far sooner than by the next resync; and how long the
 #: controller must not notice a change whose source is disabled.
-SOON = 30.0
+SOON = 45.0
 UNNOTICED = 3.0
 
 _YEARS = "100000h"

@@ -419,11 +419,11 @@ class Controller:
         with anyio.fail_after(PATIENCE):
             while True:
                 before = reconciles.count()
-
-                async def is_reconciled(before: int = before) -> bool:
-                    return reconciles.count() > before
-
-                if not await reached(is_reconciled, REST):
+                for _ in range(round(REST / 0.05)):  # looks, not seconds: the machine may pause
+                    await anyio.sleep(0.05)
+                    if reconciles.count() > before:
+                        break
+                else:
                     return
 
     async def back_off(self, kube: Kube, name: str) -> None:

@@ -33,7 +33,7 @@ from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.privileges.database_schema import install_database
 from pgrole_controller.postgres.privileges.database_session import DatabaseSession
 
-DEADLINE = 20.0
+DEADLINE = 45.0
 SERVER = "default"
 KEY, OTHER = Key("shop", "reader"), Key("shop", "other")
 #: Allows privileges on everything to be declared.

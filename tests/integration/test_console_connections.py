@@ -10,7 +10,7 @@ import pytest
 from pgrole_controller.console import connections
 from pgrole_controller.console.connections import Connections
 
-DEADLINE = 30.0  # seconds
+DEADLINE = 60.0  # seconds
 PAGE = 24 * 2**20  # bytes: more than the kernel takes on behalf of a client that reads nothing
 
 
@@ -33,7 +33,7 @@ async def test_a_client_that_takes_a_page_slowly_gets_all_of_it_and_one_that_tak
     monkeypatch: pytest.MonkeyPatch, reads: bool
 ) -> None:
     monkeypatch.setattr(connections, "SWEEP_SECONDS", 0.05)
-    monkeypatch.setattr(connections, "SILENT_SECONDS", 0.5)
+    monkeypatch.setattr(connections, "SILENT_SECONDS", 2.0)
     made, received, steps = Connections(Answering), 0, 0
     listener = await asyncio.get_running_loop().create_server(made.accept, "127.0.0.1", 0)
     with anyio.fail_after(DEADLINE), socket.socket() as client:

@@ -21,9 +21,10 @@ from pgrole_controller.core.privileges.privilege_result import Evidence, News
 from pgrole_controller.core.server_options import DatabaseMode, DatabasesConfig
 from pgrole_controller.kube.lease import Term
 from pgrole_controller.local.postgres import PostgresServer
+from pgrole_controller.local.process import reached
 from pgrole_controller.postgres.fence import Fence, take_lead
 from pgrole_controller.postgres.privileges import database_opening, searches
-from tests.integration.database_world import KEY, POLICY, READ, SERVER
+from tests.integration.database_world import DEADLINE, KEY, POLICY, READ, SERVER
 from tests.integration.databases_world import DatabasesWorld, SessionRecord, in_turn, make_databases, state_of
 
 GRANT = "GRANT DELETE ON app.orders TO {}"
@@ -76,7 +77,7 @@ async def test_the_end_of_a_round_is_no_answer_once_the_database_is_not_listed(
         await three.wait_settled(name)
         monkeypatch.setattr(database_worker, "run_round", hold)
         await three.hands[name].execute(GRANT.format(three.role))
-        with anyio.fail_after(20):
+        with anyio.fail_after(DEADLINE):
             await begun.wait()
         three.config = replace(three.config, databases=DatabasesConfig(("other",), max=1))
         served.note_config()
@@ -114,7 +115,11 @@ async def test_all_are_served_though_one_has_a_connection(
         )
         assert served.storing() == set(three.names)
         sessions = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'pgrole-controller database'"
-        assert await three.home.fetchval(sessions) <= 2
+
+        async def are_few() -> bool:
+            return bool(await three.home.fetchval(sessions) <= 2)
+
+        assert await reached(are_few, DEADLINE), "no more than two sessions"
         three.config = replace(three.config, databases=DatabasesConfig(("*",), max=3))
         served.note_config()
         await three.wait(lambda: all(is_placed(served, name) for name in three.names), "all have a connection")

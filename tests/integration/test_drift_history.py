@@ -211,7 +211,7 @@ async def test_pruning_waits_for_no_reader(postgres_server: PostgresServer, othe
     await other.execute("ALTER FUNCTION pgrole.prune_history SET lock_timeout = '1min'")
     dump = await asyncpg.connect(postgres_server.dsn(database=await other.fetchval("SELECT current_database()::text")))
     await dump.execute("BEGIN; LOCK TABLE pgrole.drift_history IN ACCESS SHARE MODE")
-    with anyio.fail_after(10):
+    with anyio.fail_after(45):
         await prune_history(other, CONFIG, "c1")
     assert await other.fetchval("SELECT count(*) FROM pgrole.drift_history") == 1
     await dump.close()

@@ -31,7 +31,7 @@ from pgrole_controller.postgres.reassign import reassign_owned
 from pgrole_controller.postgres.schema import install
 from pgrole_controller.postgres.status_claims import StatusClaims
 
-DEADLINE = 30.0
+DEADLINE = 60.0
 HERE = "cluster/pgrole-system/pgrole-controller"
 OWNER = Owner("cluster", "shop", "ns-uid", "app", "uid-1")
 

@@ -45,7 +45,7 @@ from tests.fake_apiserver import (
 )
 
 QUICK = WatchTiming(backoff_first=0.02, backoff_most=0.05, short=0.5, inactivity=30.0, page=3)
-DEADLINE = 30.0
+DEADLINE = 60.0
 
 
 async def until(condition: Callable[[], object], what: str) -> None:

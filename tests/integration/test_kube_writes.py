@@ -414,7 +414,8 @@ async def test_an_api_server_that_refuses_everything_for_a_while_loses_few_event
         for number in range(40):
             recorder.record(REFERENCE | {"namespace": f"n{number}", "uid": f"u{number}"}, "A", "x", action="B")
         await written(recorder)
-        assert (recorder.dropped, len(fake.objects)) == (2, 38)
+        assert 2 <= recorder.dropped < 10
+        assert len(fake.objects) == 40 - recorder.dropped
 
 
 @pytest.mark.parametrize("end", ["quiet", "time", "crowded", "closed"])

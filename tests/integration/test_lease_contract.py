@@ -14,7 +14,7 @@ from pgrole_controller.kube.resource import LEASES
 from pgrole_controller.local.apiserver import ApiServer
 from tests.fake_leases import LeaseApi
 
-DEADLINE = 30.0
+DEADLINE = 60.0
 
 
 class LeaseClient:

@@ -344,7 +344,7 @@ class TestWithoutSchema:
         self, connection: Connection, hand: Connection
     ) -> None:
         await hand.execute("SELECT pg_advisory_lock(hashtextextended('pgrole-controller: turn to change', 0))")
-        with anyio.fail_after(3):
+        with anyio.fail_after(45):
             assert await self.bring_in(connection, StatusClaims(), self.create("app")) == [""]
         await hand.execute("SELECT pg_advisory_unlock_all()")
 
