@@ -4,6 +4,7 @@ Guarantees: an invalid document is an error with its file and line, and hides no
 aliases included. Other kinds are ignored; a List is unfolded.
 """
 
+import json
 import os
 import re
 import stat
@@ -39,15 +40,17 @@ DEEPEST = 200
 _SUFFIXES = (".yaml", ".yml", ".json")
 _GROUP = "pgrole.dev/"
 _MARKER = re.compile(r"^---(?=\s|$)", re.MULTILINE)
+_NOT_SPACE = re.compile(r"\S")
 _LONGEST = 1000
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """Leaves timestamps as text, as Kubernetes does."""
+    """Leaves timestamps and = as text, as Kubernetes does."""
 
 
+_TEXTS = ("tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:value")
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in some if tag != "tag:yaml.org,2002:timestamp"]
+    first: [(tag, pattern) for tag, pattern in some if tag not in _TEXTS]
     for first, some in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 
@@ -301,9 +304,13 @@ def _values(name: str, line: int, document: str) -> Iterable[tuple[str, object]]
         _check_size(node, line)
         return [(f"{name}:{line + node.start_mark.line}", loader.construct_document(node))]
     except yaml.MarkedYAMLError as error:
+        if values := _json_values(document):
+            return [(f"{name}:{line + lines}", value) for lines, value in values]
         mark = error.problem_mark or error.context_mark
         where = line + mark.line if mark else None
         raise _Unusable(f"not YAML: {error.problem or error.context}", where) from error
+    except yaml.reader.ReaderError as error:
+        raise _Unusable(f"not YAML: {error.reason}") from error
     except (yaml.YAMLError, ValueError, TypeError, OverflowError) as error:
         raise _Unusable(f"not YAML: {type(error).__name__}") from error
     except RecursionError:
@@ -311,6 +318,39 @@ def _values(name: str, line: int, document: str) -> Iterable[tuple[str, object]]
     finally:
         if loader is not None:
             loader.dispose()
+
+
+def _json_values(document: str) -> list[tuple[int, object]]:
+    """Returns JSON values, one after the other, each with the number of lines before it; none if it is not JSON.
+
+    YAML accepts neither several values, nor a character that is escaped as two surrogates, nor a long key.
+    """
+    found, at = list[tuple[int, object]](), _after_space(document, 0)
+    try:
+        while at < len(document):
+            value, end = _JSON.raw_decode(document, at)
+            json.dumps(value, ensure_ascii=False).encode()
+            found.append((document.count("\n", 0, at), value))
+            at = _after_space(document, end)
+    except (ValueError, RecursionError):
+        return []
+    return found
+
+
+def _after_space(document: str, at: int) -> int:
+    found = _NOT_SPACE.search(document, at)
+    return found.start() if found else len(document)
+
+
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Raises ValueError for a key that is given twice."""
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        raise ValueError
+    return made
+
+
+_JSON = json.JSONDecoder(object_pairs_hook=_unique)
 
 
 def _check_depth(document: str) -> None:

@@ -25,10 +25,11 @@ _DENIED = (403, 404)
 
 @dataclass(frozen=True, slots=True)
 class ViewScope:
-    """`namespaces`: None means all. `servers`: whether PgServers may be listed."""
+    """`namespaces`: None means all. `servers`: whether PgServers may be listed. `cut`: there may be more namespaces."""
 
     namespaces: tuple[str, ...] | None
     servers: bool
+    cut: bool = False
 
 
 async def may_still_list(client: Client, resource: Resource, namespace: str | None) -> bool:
@@ -84,12 +85,14 @@ async def find_scope(client: Client, wanted: Iterable[str], *, refused: bool = F
     servers = await may_follow(PGSERVERS, None)
     if await may_follow(PGROLES, None):
         return ViewScope(None, servers)
-    tried = list(dict.fromkeys([*wanted, *await _listed_namespaces(client)]))[:MOST_TRIED]
+    listed, more = await _list_namespaces(client)
+    known = list(dict.fromkeys([*wanted, *listed]))
     allowed: list[str] = []
-    for namespace in tried:
+    for namespace in known[:MOST_TRIED]:
         if len(allowed) < MOST_WATCHED and await may_follow(PGROLES, namespace):
             allowed.append(namespace)
-    return ViewScope(tuple(sorted(allowed)), servers)
+    cut = more or len(known) > MOST_TRIED or len(allowed) >= MOST_WATCHED
+    return ViewScope(tuple(sorted(allowed)), servers, cut)
 
 
 async def _may_list(client: Client, resource: Resource, namespace: str | None) -> bool:
@@ -102,14 +105,14 @@ async def _may_list(client: Client, resource: Resource, namespace: str | None) -
     return True
 
 
-async def _listed_namespaces(client: Client) -> list[str]:
+async def _list_namespaces(client: Client) -> tuple[list[str], bool]:
+    """Returns the first ones, and whether there are more."""
     try:
         answer = await client.request("GET", NAMESPACES.path(), query={"limit": str(MOST_TRIED)}, timeout=TIMEOUT)
     except ApiError as error:
         if error.status in _DENIED:
-            return []
+            return [], False
         raise
-    names = (
-        mapping(mapping(item).get("metadata")).get("name") for item in sequence(parse_mapping(answer).get("items"))
-    )
-    return [name for name in names if isinstance(name, str)]
+    found = parse_mapping(answer)
+    names = (mapping(mapping(item).get("metadata")).get("name") for item in sequence(found.get("items")))
+    return [name for name in names if isinstance(name, str)], bool(mapping(found.get("metadata")).get("continue"))

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 import anyio
 
 from pgrole_controller.console.live import CONNECTION, PROGRESS, Live
-from pgrole_controller.console.scope import MOST_WATCHED, ViewScope, ask_name, find_scope, may_still_list
+from pgrole_controller.console.scope import ViewScope, ask_name, find_scope, may_still_list
 from pgrole_controller.console.snapshot import FetchedObject, Snapshot
 from pgrole_controller.console.viewed_objects import SharedObjects, ViewedObjects, ViewedStore, ViewerRoom
 from pgrole_controller.core.request import Key
@@ -184,7 +184,7 @@ class Viewer:
             read_at=self._connection.read_at,
             viewer=self.name,
             reading=scope is None or not self._connection.accepted or any(store.reading for store in self._stores),
-            cut=scope is not None and len(scope.namespaces or ()) >= MOST_WATCHED,
+            cut=scope is not None and scope.cut,
             version=self.live.version,
         )
 

@@ -72,7 +72,6 @@ async def test_a_viewer_of_more_namespaces_than_the_console_watches_is_told_so(
     api_server: ApiServer, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scope, "MOST_WATCHED", 1)
-    monkeypatch.setattr(viewer, "MOST_WATCHED", 1)
     token = await Accounts(api_server).create(namespace, sees=[namespace, "default"])
     async with run_test_console(**of_token(api_server)) as console, console.browser() as browser:
         assert await browser.log_in(token, f"{namespace},default") == 303

@@ -427,7 +427,7 @@ def test_the_checked_permissions_are_those_that_deploy_grants() -> None:
                     for group in rule["apiGroups"]
                     for resource in rule["resources"]
                 }
-    # namespaces, and watching the Lease by name, have no checks of their own
+    # writing Secrets, and watching namespaces and the Lease by name, have no checks of their own
     asked = {(one.verb, one.group, one.resource) for one in NEEDED}
     assert asked <= granted
     assert {resource for _, _, resource in granted - asked} <= {"namespaces", "leases"}

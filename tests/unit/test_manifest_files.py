@@ -1,5 +1,6 @@
 """commands/manifest_files: reads files; an error concerns its own document only."""
 
+import json
 import os
 from pathlib import Path
 
@@ -194,3 +195,40 @@ def test_broken_links_are_named_and_links_to_directories_are_skipped(tmp_path: P
     (tmp_path / "loop.yaml").symlink_to("loop.yaml")
     with pytest.raises(WrongSetting, match=r"loop\.yaml"):
         read_manifests([str(tmp_path)], "shop")
+
+
+def test_json_that_yaml_does_not_accept_is_read_as_by_kubectl() -> None:
+    kind = {"apiVersion": "pgrole.dev/v1alpha1", "kind": "PgRole"}
+    roles: list[dict[str, object]] = [
+        {**kind, "metadata": {"name": name}, "spec": {"comment": comment}}
+        for name, comment in (("smiling", "hi \U0001f600"), ("second", "="))
+    ]
+    text = "\n".join(json.dumps(role) for role in roles)
+    found = parse_manifests([("f.json", text)], "shop")
+    assert not found.wrong
+    assert [(one.key.name, one.place, one.pgrole.spec.comment) for one in found.roles] == [
+        ("smiling", "f.json:1", "hi \U0001f600"),
+        ("second", "f.json:2", "="),
+    ]
+    long_key = json.dumps({**roles[0], "spec": {"x" * 1100: 1}})
+    assert "has no such field" in parse_manifests([("f.json", long_key)], "shop").wrong[0].error.message
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('{"a": "\\ud83d\\ude00", "a": 1}', "not YAML"),
+        ('{"a": "\\ud83d"}', "not YAML"),
+        ('{"a": 1} x', "not YAML"),
+        ("a: \x01", "characters are not allowed"),
+    ],
+)
+def test_json_that_kubectl_refuses_is_an_error(text: str, why: str) -> None:
+    (wrong,) = parse_manifests([("f.json", text)], "shop").wrong
+    assert why in wrong.error.message
+
+
+def test_an_equals_sign_is_text_as_in_kubernetes() -> None:
+    text = "apiVersion: pgrole.dev/v1alpha1\nkind: PgRole\nmetadata: {name: app}\nspec:\n  comment: =\n"
+    (role,) = parse_manifests([("f.yaml", text)], "shop").roles
+    assert role.pgrole.spec.comment == "="

@@ -49,6 +49,7 @@ NEEDED = (
     *_permissions("get list watch patch", "pgrole.dev", "pgroles"),
     *_permissions("patch", "pgrole.dev", "pgroles/status"),
     *_permissions("get list watch", "", "secrets"),
+    *_permissions("get", "", "namespaces"),
     *_permissions("create patch", "events.k8s.io", "events"),
     *_permissions("get list watch patch", "pgrole.dev", "pgservers", "cluster"),
     *_permissions("patch", "pgrole.dev", "pgservers/status", "cluster"),
