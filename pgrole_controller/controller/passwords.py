@@ -209,7 +209,7 @@ class PasswordTasks:
         """Deletes connection Secrets that the object no longer names."""
         for name in password_task.secrets.stale:
             stored = self._store.get(Key(password_task.namespace, name))
-            if stored is None:
+            if stored is None or stored.key not in self._store.by_index(owner.uid):  # by now another one
                 continue
             try:
                 deleted = await delete_secret(self._client, stored.key, stored.uid, stored.resource_version)

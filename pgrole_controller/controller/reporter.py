@@ -185,6 +185,8 @@ class Reporter:
         written = await apply_finalizer(self._client, PGROLES, stored, bool(present))
         if written is not None:
             self._store.put(written, by=stored.key)
+        else:  # it is gone, though the watch does not say so yet
+            self._store.remove(stored.key, stored.uid)
 
     def _record_action(self, result: Result) -> None:
         stored = result.target.stored

@@ -216,7 +216,9 @@ class StatusWriter:
             return False
 
     def _note_standing(self, stored: Stored, pending: PendingStatus) -> None:
-        """Notes that the object's status is current in this version."""
+        """Notes that the object's status is current in this version, unless it lacks what the CRDs do not have yet."""
+        if anyio.current_time() < self._older_crds_until:
+            return
         self._standing.pop(pending.key, None)
         self._standing[pending.key] = stored.resource_version, pending.content
         if len(self._standing) > STANDING:

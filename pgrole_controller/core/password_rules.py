@@ -59,6 +59,8 @@ def decide_password(
     record = _record(desired, claim)
     if existing is None:  # the password was dropped with the role
         record = replace(record, source=UNSET if "password" in desired.ignore else "", digest="")
+    elif claim is not None and _is_replaced(desired, existing, claim):
+        record = replace(record, source="", digest="")
     left = _is_left(desired, existing, observed.claim, record)
     if server.away:
         return _keep_known(desired, claim, existing, left=left)
@@ -99,6 +101,12 @@ def _record(desired: Desired, claim: Claim | None) -> PasswordRecord:
 def _is_own(desired: Desired, claim: Claim) -> bool:
     owner = desired.owner
     return (claim.owner.cluster, claim.owner.object_uid) == (owner.cluster, owner.object_uid)
+
+
+def _is_replaced(desired: Desired, existing: ObservedRole, claim: Claim) -> bool:
+    """Whether someone dropped the role and created it again, and its password cannot be read."""
+    unknown = existing.role.password == UNSEEN and existing.oid != claim.role_oid
+    return unknown and not (desired.report_only or "password" in desired.ignore)
 
 
 def _is_left(desired: Desired, existing: ObservedRole | None, claim: Claim | None, record: PasswordRecord) -> bool:

@@ -198,7 +198,7 @@ def reaches_beyond(policy: Policy, role: str, references: References, named: Ite
 
 def limit_to_policy(policy: Policy, role: Role, references: References) -> Role:
     """Returns the role without attributes, memberships and parameters that no object could declare."""
-    beyond = [one.role for one in _memberships_beyond(policy, role, references)]
+    beyond = {one.role for one in _memberships_beyond(policy, role, references)}
     left = tuple(
         one if one.by_creation or may_pass_on(policy, one.role) else replace(one, admin=False)
         for one in role.member_of

@@ -145,6 +145,21 @@ async def test_a_password_follows_its_secret_although_it_cannot_be_read_back(
     assert obj["status"]["driftCount"] == 0
 
 
+async def test_a_role_that_someone_created_again_gets_its_password_although_it_cannot_be_read(
+    kube: Kube, database: Database, role: str
+) -> None:
+    await kube.apply_secret("app-password", password="first")
+    await kube.apply("app", name=role, login=True, password={"secretRef": {"name": "app-password"}})
+    await kube.wait_ready("app")
+    await database.wait_password(role, "first")
+    await database.execute(f"""
+        BEGIN; DROP ROLE "{role}"; CREATE ROLE "{role}" LOGIN PASSWORD 'guessed';
+        GRANT "{role}" TO "{CONTROLLER_ROLE}" WITH ADMIN OPTION; COMMIT
+    """)
+    await database.wait_password(role, "first")
+    await kube.wait_ready("app")
+
+
 async def test_objects_join_each_others_roles(kube: Kube, database: Database, role: str) -> None:
     await kube.apply("group", name=f"{role}_group", deletionPolicy="Drop")
     await declare(kube, role, memberOf=[{"role": f"{role}_group", "admin": True}])

@@ -1,5 +1,6 @@
 """core/privileges/attribution: the choice among the last commands, for thousands of rows."""
 
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from hypothesis import given
@@ -11,6 +12,7 @@ from pgrole_controller.core.privileges.attribution import (
     DdlEvent,
     EventsByName,
     is_possible,
+    keep_distinct,
 )
 from pgrole_controller.core.privileges.recorded_statement import ChangedPrivilege
 
@@ -63,3 +65,10 @@ def test_statements_about_other_objects_are_not_compared() -> None:
     events = [event(number, f"GRANT SELECT ON app.t{number} TO reader") for number in range(100)]
     changed = ChangedRow(0, ("GRANT",), ("t7", "reader"), 1, "app", ChangedPrivilege("SELECT", True))
     assert EventsByName(events).select(changed) == [events[7]]
+
+
+def test_events_of_one_command_are_compared_once() -> None:
+    events = [event(number, "GRANT ALL ON ALL TABLES IN SCHEMA app TO reader") for number in range(20)]
+    same = [replace(one, xid=7) for one in events]
+    assert keep_distinct(events) == events
+    assert keep_distinct(same) == [same[-1]]

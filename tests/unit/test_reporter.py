@@ -2,6 +2,7 @@
 
 import copy
 import json
+from datetime import UTC, datetime
 from typing import Any, cast
 
 import anyio
@@ -15,7 +16,7 @@ from pgrole_controller.controller.queue import Endings, Queue
 from pgrole_controller.controller.reporter import Reporter
 from pgrole_controller.controller.result import Result
 from pgrole_controller.controller.sources import PgRoleSource
-from pgrole_controller.controller.status_writer import WRITE_SECONDS, PendingStatus, StatusWriter
+from pgrole_controller.controller.status_writer import OLDER_CRDS_SECONDS, WRITE_SECONDS, PendingStatus, StatusWriter
 from pgrole_controller.core.claim import Claim, Owner
 from pgrole_controller.core.errors import Reason
 from pgrole_controller.core.outcome import RECONCILED, Outcome, Phase, of_read_back
@@ -24,6 +25,7 @@ from pgrole_controller.core.request import Key, Request, RequestReason
 from pgrole_controller.core.status import StatusDetails
 from pgrole_controller.event_loop import Signal
 from pgrole_controller.kube.client import Client
+from pgrole_controller.kube.errors import ApiError
 from pgrole_controller.kube.events import Recorder
 from pgrole_controller.kube.server_side_apply import FINALIZER
 from pgrole_controller.kube.store import Store
@@ -316,4 +318,56 @@ async def test_writes_that_are_not_answered_in_one_namespace_do_not_delay_those_
         written = objects.store.get(KEY)
         assert written is not None
         assert written.resource_version == "9"
+        tasks.cancel_scope.cancel()
+
+
+class GoneApi(StatusApi):
+    async def request(self, *_: object, **__: object) -> bytes:
+        raise ApiError(404, "NotFound", "gone")
+
+
+async def test_an_object_that_is_gone_before_its_finalizer_is_set_is_forgotten(objects: Objects) -> None:
+    client, queue, seen = cast("Client", GoneApi()), Queue(), made(1)
+    objects.store.put(seen)
+    reporter = Reporter(client, objects.store, Endings(queue, objects.contests), Recorder(client))
+    queue.put("default", Request(seen.key, RequestReason.OBJECT))
+    await queue.take("default", 1)
+    reporter.report(Result(Target(seen.key, seen, finalizer=True)))
+    reporter.close()
+    await reporter.run()
+    assert objects.store.get(seen.key) is None
+
+
+class OlderApi(StatusApi):
+    """Has the CRDs of the previous release."""
+
+    older = True
+
+    async def request(self, _method: str, path: str, *, body: dict[str, Any], **more: object) -> bytes:
+        if self.older and "driftHistory" in body["status"]:
+            raise ApiError(500, "InternalError", ".status.driftHistory: field not declared in schema")
+        written = json.loads(await super().request(_method, path, body=body, **more))
+        written["metadata"]["resourceVersion"] = str(9 + self.asked)
+        return json.dumps(written).encode()
+
+
+@in_timelapse
+async def test_what_older_crds_refused_is_written_once_they_are_upgraded() -> None:
+    store, api, seen = Store(index_pgrole), OlderApi(), made(1)
+    store.put(seen)
+    writer = StatusWriter(cast("Client", api), store, lambda *_: None, Signal())
+    owner = Owner("c1", "shop", "n1", "app", "u1")
+    drifted = datetime(2026, 1, 1, tzinfo=UTC)
+    claim = Claim("app", 1, 7, owner, "x", drift_count=1, last_drift_at=drifted, last_drift_fields=("login",))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(writer.run)
+        for older in (True, False):
+            api.older = older
+            stored = store.get(KEY)
+            assert stored is not None
+            writer.put(PendingStatus(stored, RECONCILED, StatusDetails(claim, observed_at=drifted)))
+            await anyio.sleep(OLDER_CRDS_SECONDS + 1.0)
+            written = store.get(KEY)
+            assert written is not None
+            assert ("driftHistory" in written.object()["status"]) is not older
         tasks.cancel_scope.cancel()

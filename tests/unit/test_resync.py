@@ -27,10 +27,11 @@ class FakeObjects:
         self.contests = Contests()
         self.store, self.secrets_answered = Store(), anyio.Event()
         self.store.synced.set()
+        self.keys = {Key("shop", "app")}
         self.secrets_answered.set()
 
     def of_server(self, _: str) -> set[Key]:
-        return {Key("shop", "app")}
+        return self.keys
 
 
 @pytest.mark.parametrize("changed", [{"generation": 2}, {"age": ("2027-01-01T00:00:00Z", "recreated")}])
@@ -56,5 +57,22 @@ async def test_a_shorter_period_takes_effect_at_once() -> None:
             with anyio.fail_after(30):
                 (item,) = await queue.take("main", 10)
             assert item.reason is RequestReason.RESYNC
+            queue.done(item.key, Done())
+        tasks.cancel_scope.cancel()
+
+
+async def test_an_object_that_moved_to_another_server_is_left_to_that_one() -> None:
+    server = ServerConfig("main", None, ServerPolicy(), Address("", 5432, "", ""), resync_seconds=0.2)
+    queue, objects = Queue(), FakeObjects()
+    stays, moves = Key("shop", "app"), Key("shop", "moved")
+    objects.keys = {stays, moves}
+    worker = ServerWorker(server, make_context(queue, cast("Objects", objects)))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(resync, worker, lambda: 0.0)
+        for _ in range(3):
+            with anyio.fail_after(30):
+                (item,) = await queue.take("main", 1)
+            objects.keys = {stays}
+            assert item.key == stays
             queue.done(item.key, Done())
         tasks.cancel_scope.cancel()

@@ -182,13 +182,14 @@ class Databases:
             f"polled in turn, like {polled} of {len(self._served)} databases, since PgServer.spec.databases.max is "
             f"{some.max if some else 0}: raise it to have changes noticed sooner"
         )
-        return [self._state(name, in_turn) for name in sorted(self._grantees.databases(self._config().name))]
+        names, templates = sorted(self._grantees.databases(self._config().name)), self._templates()
+        return [self._state(name, in_turn, templates) for name in names]
 
-    def _state(self, name: str, in_turn: str) -> DatabaseState:
+    def _state(self, name: str, in_turn: str, templates: frozenset[str]) -> DatabaseState:
         """`in_turn`: the message about a database that is served in turn."""
         served = self._served.get(name)
         if served is None:
-            error = self._refuse(name, self._templates())
+            error = self._refuse(name, templates)
             return DatabaseState(name, None, error.message if error else "")
         worker = served.worker
         why = in_turn if served.scope is None else worker.why

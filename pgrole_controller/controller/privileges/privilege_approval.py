@@ -39,7 +39,8 @@ def consider_approval(
         one.applied.declaration,
         new_objects=new_objects,
     )
-    corrected = [difference for difference in decision.reported if difference not in correction.reported]
+    left = set(correction.reported)
+    corrected = [difference for difference in decision.reported if difference not in left]
     if not corrected:
         return
     place = (

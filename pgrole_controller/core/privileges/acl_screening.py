@@ -14,7 +14,7 @@ from pgrole_controller.core.privileges.acl import ObjectKind, ObservedAcl
 from pgrole_controller.core.privileges.acl_comparison import AclComparison
 from pgrole_controller.core.privileges.awaited_privileges import PendingNames
 from pgrole_controller.core.privileges.grantee import DatabasePrivileges, Grantee, PrivilegePolicy
-from pgrole_controller.core.privileges.object_patterns import compile_privileges, count_patterns
+from pgrole_controller.core.privileges.object_patterns import compile_privileges, count_patterns, schema_patterns
 from pgrole_controller.core.privileges.observed_database import NOTHING_HELD, HeldByRole, ObservedDatabase
 from pgrole_controller.core.privileges.privilege_difference import DifferenceClassifier
 from pgrole_controller.core.privileges.privilege_policy import DatabaseFacts
@@ -152,11 +152,11 @@ class GranteeIndex:
                 continue
             if declared.on_database:
                 self._on_database.append(one.key)
-            compiled = compile_privileges(declared, facts.version)
-            for name in compiled.schema_names:
+            names, pattern = schema_patterns(declared)
+            for name in names:
                 self._by_schema.setdefault(name, []).append(one.key)
-            if compiled.schema_pattern is not None:
-                self._wide.setdefault(compiled.schema_pattern, []).append(one.key)
+            if pattern is not None:
+                self._wide.setdefault(pattern, []).append(one.key)
 
     def concerned(self, observed: ObservedDatabase) -> set[Key]:
         """The roles that may hold something on an object that was read, or declare something for it."""

@@ -12,7 +12,7 @@ makes it is named, with proof TRANSACTION only if it has the same author, since 
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import Enum
@@ -115,7 +115,7 @@ class LastEvents:
     """
 
     def __init__(self, events: Sequence[DdlEvent], stored: Mapping[str, int] | None = None) -> None:
-        self._events = sorted(events, key=lambda event: event.id, reverse=True)
+        self._events = sorted(keep_distinct(events), key=lambda event: event.id, reverse=True)
         self._stored = stored or {}
         self._chosen: dict[tuple[tuple[str, ...], ChangedPrivilege | None], EventsByName] = {}
 
@@ -190,20 +190,27 @@ class EventsByName:
         return [self._events[place] for place in sorted({*naming, *self._others})]
 
 
+def keep_distinct(events: Iterable[DdlEvent]) -> list[DdlEvent]:
+    """Leaves out events that tell the same as a later one: a command on a schema has one for each of its objects."""
+    by_id = sorted(events, key=lambda event: event.id)
+    return list({replace(event, id=0, time=by_id[0].time): event for event in by_id}.values())
+
+
 def find_author_of(changed: ChangedRow, events: Sequence[DdlEvent], *, cut: bool = False) -> FoundAuthor:
     """Returns who changed the row, according to the events that may have. Without any, a DriftAuthor with proof NONE.
 
     A transaction that wrote the row last has not changed the privilege if its commands do not: it has overwritten what
-    another left. An ALTER of the object may have changed its owner. `cut`: there are more events.
+    another left. An ALTER of the object may have changed its owner. `cut`: there are more events, or
+    two have the same statement.
     """
     found = _find_author(changed, events)
-    if found.author.proof is Evidence.TRANSACTION or changed.change is None or not (cut or _is_repeated(events)):
+    if found.author.proof is Evidence.TRANSACTION or changed.change is None or not cut:
         return found
     unknown = _find_author(replace(changed, change=None), events)
     return replace(unknown, shown=False) if unknown.author.proof is Evidence.TRANSACTION else found
 
 
-def _is_repeated(events: Sequence[DdlEvent]) -> bool:
+def is_repeated(events: Sequence[DdlEvent]) -> bool:
     """Whether a statement may not be that of its command: an event trigger of others may grant more within a GRANT."""
     said = [(event.xid, event.statement) for event in events if event.statement]
     return len(set(said)) < len(said)

@@ -160,7 +160,7 @@ class CompiledPrivileges:
         ]
         self._unmanaged = compile_patterns(declared.unmanaged) if declared.unmanaged else None
         self._left_alone: dict[str, bool] = {}
-        self.schema_names, self.schema_pattern = _schema_patterns(declared)
+        self.schema_names, self.schema_pattern = schema_patterns(declared)
 
     def schemas_among(self, schemas: Collection[str]) -> frozenset[str]:
         """Returns those of these schemas in which `wanted` may want something. Look-ups in `schemas` must be fast."""
@@ -262,7 +262,7 @@ def compile_privileges(declared: DatabasePrivileges, version: int) -> CompiledPr
     return CompiledPrivileges(declared, version)
 
 
-def _schema_patterns(declared: DatabasePrivileges) -> tuple[frozenset[str], re.Pattern[str] | None]:
+def schema_patterns(declared: DatabasePrivileges) -> tuple[frozenset[str], re.Pattern[str] | None]:
     """Returns the schemas in which a declaration may want something: exact names, and a pattern for others, if any."""
     named = {one.schema for one in declared.schemas}
     for one in declared.objects:

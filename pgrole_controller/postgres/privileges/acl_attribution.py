@@ -24,6 +24,8 @@ from pgrole_controller.core.privileges.attribution import (
     LastEvents,
     find_author_of,
     group_by_row,
+    is_repeated,
+    keep_distinct,
 )
 from pgrole_controller.core.privileges.privilege_result import DriftAuthor, Evidence
 from pgrole_controller.event_loop import run_aside
@@ -88,7 +90,9 @@ def find_all(
     rows: Iterable[ChangedRow], events: Mapping[int, Sequence[DdlEvent]], cut: Collection[int]
 ) -> dict[ChangedRow, FoundAuthor]:
     """`events`: by xmin of each row. `cut`: xmins that have more events."""
-    return {one: find_author_of(one, events[one.xmin], cut=one.xmin in cut) for one in rows}
+    unclear = {xmin for xmin, some in events.items() if xmin in cut or is_repeated(some)}
+    distinct = {xmin: keep_distinct(some) for xmin, some in events.items()}
+    return {one: find_author_of(one, distinct[one.xmin], cut=one.xmin in unclear) for one in rows}
 
 
 @dataclass(slots=True)
