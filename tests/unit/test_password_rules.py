@@ -89,6 +89,19 @@ def bring(asked: Desired, record: PasswordRecord, found: ObservedRole | None, **
 
 
 class TestKnownPasswords:
+    @pytest.mark.parametrize(
+        ("asked", "record"), [(desired(), DECIDED), (ask_generated(), DELIVERED)], ids=["secret", "generated"]
+    )
+    def test_a_role_that_someone_created_again_gets_its_password_though_it_cannot_be_read(
+        self, asked: Desired, record: PasswordRecord
+    ) -> None:
+        again = replace(there(UNSEEN), oid=30_001)
+        assert run(asked, record, again).password_task is not None
+        disabled = run(desired(DISABLED), PasswordRecord(source=NO_PASSWORD), again)
+        assert (disabled.left, disabled.password) == (False, None)
+        assert run(replace(asked, report_only=True), record, again).password_task is None
+        assert run(desired(ignore=frozenset({"password"})), DECIDED, again).password_task is None
+
     def test_the_same_secret_and_the_same_verifier_need_nothing(self) -> None:
         assert run(desired(), DECIDED, OURS) == PasswordDecision(DECIDED)
 
