@@ -181,7 +181,7 @@ async def _find(
         if declared is not None:
             found = await complete_server(None, declared.obj, choice.own_namespace)
             return replace(found, endpoint=from_dsn.endpoint, address=from_dsn.address, problem=None), ""
-        if choice.server is None or client is None:
+        if client is None:
             return replace(from_dsn, name=name), f"no PgServer in the files: {_POLICY_OF_DSN}"
     try:
         if client is None:

@@ -141,6 +141,30 @@ async def test_where_no_pgserver_is_named_default_the_dsn_stands_for_it(
     assert (note in report.notes) is stands
 
 
+@pytest.mark.parametrize("named", [{"context": "prod"}, {"kubeconfig": "config"}, {"server": "main"}], ids="".join)
+async def test_a_named_cluster_gives_the_policy_of_its_pgserver_and_the_dsn_the_connection(
+    monkeypatch: pytest.MonkeyPatch, named: dict[str, str]
+) -> None:
+    servers: list[ServerConfig] = []
+
+    async def open_client(*_: object) -> EmptyCluster:
+        return EmptyCluster()
+
+    async def plan_server(config: ServerConfig, *_: object) -> PlanReport:
+        servers.append(config)
+        return PlanReport(())
+
+    monkeypatch.setattr("pgrole_controller.commands.plan_command.open_client", open_client)
+    monkeypatch.setattr("pgrole_controller.commands.plan_command.plan_server", plan_server)
+    report = await plan_files(parse_manifests([("f", write({"a": "main"}))], "shop"), choose(dsn=DSN, **named))
+    (server,) = servers
+    assert (server.name, server.uid, server.problem) == ("main", "u", None)
+    assert server.endpoint == Endpoint.of_dsn(DSN)
+    assert server.server_policy.policy("shop", {}).admitted
+    assert not server.server_policy.policy("elsewhere", {}).admitted
+    assert not any("policy" in note for note in report.notes)
+
+
 async def test_credentials_that_do_not_exist_may_be_in_another_namespace() -> None:
     server = await read_server(cast("Any", EmptyCluster()), "main", "pgrole-system")
     assert server.problem is not None
