@@ -48,7 +48,7 @@ def _run(program: str, arguments: Sequence[str], environment: Mapping[str, str |
     with (
         _ALONE,
         Path(os.devnull).open(encoding="utf-8") as nothing,
-        patch.dict(os.environ, make_environment(KUBECONFIG=NO_CLUSTER, **environment), clear=True),
+        patch.dict(os.environ, make_environment(**{"KUBECONFIG": NO_CLUSTER, **environment}), clear=True),
         patch.multiple(sys, argv=[program, *arguments], stdin=nothing, stdout=out, stderr=err),
         pytest.raises(SystemExit) as ended,
     ):

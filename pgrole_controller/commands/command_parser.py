@@ -181,7 +181,8 @@ def _add_doctor(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         "check the cluster and the servers, and name the command that fixes each finding",
         "Checks what the controller needs: permissions in the cluster, privileges in each server, schema pgrole, "
         "detection mode, clock, TLS, connection limits, event triggers, sources of attribution. Each finding names the "
-        "command that fixes it. The exit code is 0 without problems, 1 with any, 2 if there is nothing to check.",
+        "command that fixes it. The exit code is 0 without problems, 1 with any, 2 if there is nothing to check or the "
+        "command was misused.",
         "pgrole-controller doctor --server main",
     )
     parser.add_argument(

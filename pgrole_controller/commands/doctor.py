@@ -29,7 +29,7 @@ from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.core.findings.cluster_findings import CLUSTER, not_checked
 from pgrole_controller.core.findings.finding import Finding, FindingState, RemedyKind, describe, has_problem, summarize
 from pgrole_controller.ending import DONE, FAILED, make_printable
-from pgrole_controller.kube.errors import KubeError, NotConfigured
+from pgrole_controller.kube.errors import KubeError, NotConfigured, WrongKubeconfig
 from pgrole_controller.program import spell_commands
 from pgrole_controller.settings import WrongSetting
 
@@ -65,13 +65,17 @@ def _spell(finding: Finding) -> Finding:
 
 
 async def examine(choice: ServerChoice, login: str | None) -> list[Finding]:
-    """The findings, by area. Raises WrongSetting if neither a cluster nor a server is configured."""
+    """The findings, by area. Raises WrongSetting if neither a cluster nor a server is configured, and WrongKubeconfig
+    if --kubeconfig or --context is wrong.
+    """
     known = ClusterKnowledge()
     try:
         async with open_cluster(choice) as client:
             await ClusterChecks(client, choice, known).run()
             servers = await _find_servers(client, choice, known)
     except NotConfigured as error:
+        if choice.names_cluster and isinstance(error, WrongKubeconfig):
+            raise
         if choice.dsn is None:
             raise WrongSetting(
                 f"nothing to check: name a server with PGROLE_DSN, or a cluster with --kubeconfig ({error})"

@@ -167,7 +167,7 @@ def _needs_cluster(chosen: _Chosen, declared: dict[str, DeclaredServer], choice:
     """
     if not chosen.by_server:
         return chosen.left > 0 and choice.server not in declared
-    if choice.dsn is None or choice.kubeconfig is not None or choice.context is not None:
+    if choice.dsn is None or choice.names_cluster:
         return True
     return choice.server is not None and choice.server not in declared
 

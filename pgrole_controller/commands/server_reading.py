@@ -50,6 +50,11 @@ class ServerChoice:
     namespace: str | None
     own_namespace: str
 
+    @property
+    def names_cluster(self) -> bool:
+        """Whether the user named one, rather than the environment."""
+        return self.kubeconfig is not None or self.context is not None
+
 
 def server_choice(options: argparse.Namespace) -> ServerChoice:
     """Reads the choice from the arguments, and the DSN from the environment. Raises WrongSetting."""

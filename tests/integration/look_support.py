@@ -1,6 +1,8 @@
 """Follows the remedies that `doctor` prints, as a user would."""
 
+import os
 from collections.abc import Sequence
+from unittest.mock import patch
 
 import asyncpg
 
@@ -12,7 +14,8 @@ from tests.commands import NO_CLUSTER, choose
 
 async def examined(dsn: str, login: str | None = None) -> dict[str, list[Finding]]:
     """The findings on the server of a DSN, by check."""
-    return by_check(await examine(choose(dsn=dsn, kubeconfig=NO_CLUSTER), login))
+    with patch.dict(os.environ, KUBECONFIG=NO_CLUSTER):
+        return by_check(await examine(choose(dsn=dsn), login))
 
 
 def by_check(findings: Sequence[Finding]) -> dict[str, list[Finding]]:

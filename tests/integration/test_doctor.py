@@ -3,6 +3,7 @@
 import secrets
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import asyncpg
 import pytest
@@ -261,6 +262,23 @@ async def test_findings_decide_the_exit_code_and_names_are_escaped(patient: Pati
     shape = allowed.json()
     assert {"area", "check", "state", "found", "remedies"} == set(shape["findings"][0])
     assert "not checked" in shape["findings"][0]["found"]  # the cluster
+
+
+async def test_a_cluster_that_was_named_wrongly_is_misuse_and_one_of_the_environment_is_unknown(
+    server: PostgresServer, tmp_path: Path
+) -> None:
+    config = tmp_path / "config"
+    config.write_text("contexts: [{name: eu, context: {cluster: c}}]", encoding="utf-8")
+    here = {"PGROLE_DSN": server.dsn(), "KUBECONFIG": str(config)}
+    for words, why in (
+        (("--kubeconfig", "/missing"), "kubeconfig /missing does not exist"),
+        (("--context", "prod"), f'--context: kubeconfig {config} has no context "prod"; it has: eu'),
+    ):
+        answer = await run_command("doctor", *words, **here)
+        assert (answer.code, answer.out, answer.err.startswith(f"pgrole-controller: {why}")) == (2, "", True)
+    unnamed = await run_command("doctor", "-o", "json", **here)
+    assert (unnamed.code, unnamed.json()["findings"][0]["state"]) == (0, "unknown")
+    assert f"not checked: kubeconfig {config} is not usable" in unnamed.json()["findings"][0]["found"]
 
 
 async def test_an_unreachable_server_is_a_problem_and_a_missing_target_a_usage_error() -> None:
