@@ -91,11 +91,19 @@ def open_cluster(choice: ServerChoice) -> "AbstractAsyncContextManager[Client]":
 async def find_server(choice: ServerChoice) -> ServerConfig:
     """The chosen server with its endpoint and policy; without a PgServer, the policy of PGROLE_DSN's server.
 
-    Raises WrongSetting if nothing names a server, and PgRoleError, ApiError or Unreachable.
+    Raises WrongSetting if nothing names a server, or flags name a cluster that is not read; and PgRoleError, ApiError
+    or Unreachable.
     """
     if choice.server is None:
         if choice.dsn is None:
             raise WrongSetting("no server: set PGROLE_DSN, or use --server NAME for a PgServer in the cluster")
+        if choice.names_cluster:
+            flags = {"--kubeconfig": choice.kubeconfig, "--context": choice.context}
+            given = " and ".join(flag for flag, value in flags.items() if value is not None)
+            raise WrongSetting(
+                f"{given} without --server has no effect: --dsn or {DSN.variable} names the server. For a PgServer in "
+                f"the cluster, use --server NAME without a DSN"
+            )
         return of_dsn(choice.dsn)
     async with open_cluster(choice) as client:
         found = await find_declared(client, choice.server, choice)

@@ -273,6 +273,27 @@ def test_a_kubeconfig_that_cannot_be_meant_is_misuse(
     assert named in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["access app", "export"])
+def test_a_cluster_that_is_not_read_since_a_dsn_names_the_server_is_misuse(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would show what is on another server than the user means."""
+    monkeypatch.setenv("PGROLE_DSN", "postgresql://nobody@127.0.0.1:1/nowhere")
+    for flags, named in (
+        (("--context", "prod"), "--context"),
+        (("--kubeconfig", "config"), "--kubeconfig"),
+        (("--context", "prod", "--kubeconfig", "config"), "--kubeconfig and --context"),
+    ):
+        assert end(*command.split(), *flags) == MISUSED
+        said = capsys.readouterr().err
+        assert said.startswith(f"pgrole-controller: {named} without --server has no effect: ")
+        assert "use --server NAME without a DSN" in said
+    for variable in ("KUBECONFIG", "PGROLE_KUBECONFIG", "PGROLE_CONTEXT"):
+        monkeypatch.setenv(variable, "prod")
+    assert end(*command.split()) == FAILED
+    assert "127.0.0.1" in capsys.readouterr().err
+
+
 def test_the_name_of_no_pgrole_is_misuse(capsys: pytest.CaptureFixture[str]) -> None:
     for command in ("approve", "diff"):
         assert end(command, "") == MISUSED
