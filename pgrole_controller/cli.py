@@ -290,6 +290,7 @@ def _dev(options: argparse.Namespace) -> int:
 
 def _crds(options: argparse.Namespace) -> int:
     from pgrole_controller.api import crd
+    from pgrole_controller.commands.output import write_document
 
     files = crd.files()
     if options.write:
@@ -303,7 +304,7 @@ def _crds(options: argparse.Namespace) -> int:
             print_error(f"not of this version: {', '.join(stale)}: {remedy}")
             return FAILED
     else:
-        print("---\n".join(files.values()), end="")  # noqa: T201
+        write_document("---\n".join(files.values()))
     return DONE
 
 
@@ -312,6 +313,7 @@ def _read(path: Path) -> str | None:
 
 
 def _sql(options: argparse.Namespace) -> int:
+    from pgrole_controller.commands.output import write_document
     from pgrole_controller.postgres import queries
 
     if options.remove:
@@ -321,5 +323,5 @@ def _sql(options: argparse.Namespace) -> int:
         parts = ["BEGIN;", _CREATE, queries.install_database(), "COMMIT;\n", queries.install_event_triggers()]
     else:
         parts = ["BEGIN;", _CREATE, queries.install(), "COMMIT;"]
-    print(*queries.SCRIPT_SETTINGS, _QUIET, *parts, sep="\n")  # noqa: T201
+    write_document("\n".join((*queries.SCRIPT_SETTINGS, _QUIET, *parts, "")))
     return DONE

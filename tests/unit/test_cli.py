@@ -1,6 +1,7 @@
 """cli: the exit code and the message of each command."""
 
 import argparse
+import io
 import json
 import re
 import shlex
@@ -90,6 +91,21 @@ def test_a_crd_that_was_edited_is_stale(tmp_path: Path, capsys: pytest.CaptureFi
     edited.write_text(edited.read_text(encoding="utf-8").replace("description: ", "description: Not ", 1), "utf-8")
     assert end("crds", "--check", str(tmp_path)) == FAILED
     assert f"not of this version: {edited.name}: run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "utf-16"])
+@pytest.mark.parametrize(
+    ("command", "end_of_output"), [("crds", [*crd.files().values()][-1]), ("sql", "COMMIT;\n")], ids=["crds", "sql"]
+)
+def test_a_printed_document_is_utf_8_whatever_the_encoding_of_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, command: str, end_of_output: str, encoding: str
+) -> None:
+    printed = io.BytesIO()
+    terminal = io.TextIOWrapper(printed, encoding=encoding)
+    monkeypatch.setattr(sys, "stdout", terminal)
+    assert end(command) == 0
+    terminal.flush()
+    assert printed.getvalue().decode("utf-8").endswith(end_of_output)
 
 
 def commands_of(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
