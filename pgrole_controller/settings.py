@@ -181,7 +181,9 @@ class Settings:
     kubeconfig: str | None = _optional(
         _file, "`KUBECONFIG`, else in-cluster, else `~/.kube/config`", "kubeconfig file", "FILE", Group.KUBERNETES
     )
-    context: str | None = _optional(_text, "the current one", "context of the kubeconfig", "NAME", Group.KUBERNETES)
+    context: str | None = _optional(
+        _text, "the current one", "context of the kubeconfig; in-cluster is then not used", "NAME", Group.KUBERNETES
+    )
     strict_tls: bool = _setting(
         _flag, "true", "`false` accepts cluster CAs that Python 3.13 rejects", "BOOL", Group.KUBERNETES
     )

@@ -36,7 +36,8 @@ def add_console(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         "--auth",
         choices=("kubeconfig", "token"),
         help="kubeconfig: you alone, with your kubeconfig; token: each viewer logs in with a bearer token, or an "
-        "authenticating proxy sends one (default: token in a pod, otherwise kubeconfig)",
+        "authenticating proxy sends one (default: token in a pod without --kubeconfig and --context, otherwise "
+        "kubeconfig)",
     )
     parser.add_argument(
         "--kubeconfig", metavar="FILE", help="kubeconfig file (default: KUBECONFIG, then ~/.kube/config)"
@@ -76,7 +77,7 @@ def add_console(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
 
 def read_arguments(options: argparse.Namespace) -> ConsoleArguments:
     """Raises WrongSetting."""
-    in_pod = bool(os.environ.get("KUBERNETES_SERVICE_HOST")) and options.kubeconfig is None
+    in_pod = bool(os.environ.get("KUBERNETES_SERVICE_HOST")) and options.kubeconfig is None and options.context is None
     return ConsoleArguments(
         host=options.host,
         port=options.port,

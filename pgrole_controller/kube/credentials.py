@@ -59,8 +59,11 @@ class Credentials(ABC):
 
 
 async def load(kubeconfig: str | None, *, context: str | None, strict_tls: bool) -> Credentials:
-    """Uses the given file, else KUBECONFIG, else in-cluster, else ~/.kube/config. Raises NotConfigured."""
-    files = _find(kubeconfig)
+    """Uses the given file, else KUBECONFIG, else in-cluster unless a context is given, else ~/.kube/config.
+
+    Raises NotConfigured.
+    """
+    files = _find(kubeconfig, context)
     credentials = _load_in_cluster() if files is None else await _load_files(files, context)
     credentials.configuration.disable_strict_ssl_verification = not strict_tls
     return credentials
@@ -69,10 +72,11 @@ async def load(kubeconfig: str | None, *, context: str | None, strict_tls: bool)
 async def load_address(kubeconfig: str | None, *, context: str | None, address: str | None, ca_file: str | None) -> Any:  # noqa: ANN401 - kubernetes_asyncio's
     """Returns a configuration with the API server's address and CA only: neither token nor client certificate.
 
-    Uses `address` with the CAs in `ca_file` (None: the system's), else the address that a pod has in its environment,
-    else the kubeconfig without its user. Raises NotConfigured.
+    Uses `address` with the CAs in `ca_file` (None: the system's), else the address that a pod has in its environment
+    unless a kubeconfig or a context is given, else the kubeconfig without its user. Raises NotConfigured.
     """
-    if address is None and kubeconfig is None and (host := os.environ.get(SERVICE_HOST_ENV_NAME)):
+    host = os.environ.get(SERVICE_HOST_ENV_NAME)
+    if host and address is None and kubeconfig is None and context is None:
         port = os.environ.get("KUBERNETES_SERVICE_PORT", "443")
         address = f"https://{f'[{host}]' if ':' in host else host}:{port}"
     if address is not None:
@@ -110,18 +114,21 @@ def forget_files() -> None:
         loader._cleanup_temp_files()  # noqa: SLF001
 
 
-def _find(kubeconfig: str | None) -> str | None:
-    """Returns the kubeconfig files, as listed in KUBECONFIG; None means in-cluster."""
+def _find(kubeconfig: str | None, context: str | None) -> str | None:
+    """Returns the kubeconfig files, as listed in KUBECONFIG; None means in-cluster, which has no context."""
     files = kubeconfig or os.environ.get("KUBECONFIG")
     if files:
         if not any(map(is_file, files.split(os.pathsep))):
             message = f"kubeconfig {files} does not exist: {CHOICES}"
             raise (WrongKubeconfig if kubeconfig else NotConfigured)(message)
         return files
-    if os.environ.get(SERVICE_HOST_ENV_NAME) and Path(SERVICE_TOKEN_FILENAME).is_file():
+    if context is None and os.environ.get(SERVICE_HOST_ENV_NAME) and Path(SERVICE_TOKEN_FILENAME).is_file():
         return None
     if is_file(HOME_CONFIG):
         return str(Path(HOME_CONFIG).expanduser())
+    if context is not None:
+        message = f'--context: no kubeconfig has context "{context}": set --kubeconfig FILE or KUBECONFIG=FILE'
+        raise WrongKubeconfig(message)
     message = f"no API server is configured: {CHOICES}"
     raise NotConfigured(message)
 

@@ -16,7 +16,7 @@ from aiohttp import web
 
 from pgrole_controller.kube import credentials
 from pgrole_controller.kube.client import ApiAddress, Client
-from pgrole_controller.kube.errors import ApiError, NotConfigured, Unreachable
+from pgrole_controller.kube.errors import ApiError, NotConfigured, Unreachable, WrongKubeconfig
 from pgrole_controller.local.apiserver import ApiServer
 from tests.certificates import Certificate, Certificates
 from tests.fake_apiserver import WIDGETS, FakeApiServer, refuse
@@ -380,3 +380,36 @@ async def test_in_a_pod_the_address_comes_from_the_environment(monkeypatch: pyte
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "6443")
     configuration = await credentials.load_address(None, context=None, address=None, ca_file="/ca")
     assert (configuration.host, configuration.ssl_ca_cert) == ("https://[fd00::1]:6443", "/ca")
+
+
+@pytest.fixture
+def pod(api_server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """This process has a ServiceAccount of another cluster and no kubeconfig; returns its home."""
+    (tmp_path / "token").write_text("of the pod")
+    monkeypatch.setattr(credentials, "SERVICE_TOKEN_FILENAME", str(tmp_path / "token"))
+    monkeypatch.setattr(credentials, "SERVICE_CERT_FILENAME", str(api_server.ca))
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    return tmp_path
+
+
+async def test_in_a_pod_a_context_means_the_kubeconfig(api_server: ApiServer, pod: Path) -> None:
+    with pytest.raises(WrongKubeconfig, match=r'^--context: no kubeconfig has context "prod": set --kubeconfig'):
+        await credentials.load(None, context="prod", strict_tls=True)
+    (pod / ".kube").mkdir()
+    config = shutil.copy(api_server.kubeconfig, pod / ".kube" / "config")
+    context = yaml.safe_load(api_server.kubeconfig.read_text())["current-context"]
+    given = await credentials.load(None, context=context, strict_tls=True)
+    assert (given.source, given.configuration.host) == (str(config), api_server.url)
+    address = await credentials.load_address(None, context=context, address=None, ca_file=None)
+    assert address.host == api_server.url
+    for load in (
+        credentials.load(None, context="prod", strict_tls=True),
+        credentials.load_address(None, context="prod", address=None, ca_file=None),
+    ):
+        with pytest.raises(WrongKubeconfig, match='has no context "prod"'):
+            await load
+    own = await credentials.load(None, context=None, strict_tls=True)
+    assert (own.source, own.configuration.host) == ("in-cluster", "https://10.0.0.1:443")

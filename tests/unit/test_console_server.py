@@ -56,6 +56,7 @@ def test_the_console_uses_the_kubeconfig_on_a_laptop_and_tokens_in_a_pod(monkeyp
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     assert read_arguments(options()).auth == "token"
     assert read_arguments(options("--kubeconfig", "k")).auth == "kubeconfig"
+    assert read_arguments(options("--context", "c")).auth == "kubeconfig"
 
 
 @pytest.mark.parametrize(
