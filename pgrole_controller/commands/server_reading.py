@@ -40,7 +40,7 @@ Found = TypeVar("Found")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerChoice:
     """Where to find the PostgreSQL server and the cluster. `own_namespace`: where PgServers' Secrets are; empty for a
-    command that reads none.
+    command that reads none. `strict_tls`: as in `Client.connect`.
     """
 
     dsn: str | None
@@ -49,6 +49,7 @@ class ServerChoice:
     context: str | None
     namespace: str | None
     own_namespace: str
+    strict_tls: bool = True
 
     @property
     def names_cluster(self) -> bool:
@@ -57,7 +58,7 @@ class ServerChoice:
 
 
 def server_choice(options: argparse.Namespace) -> ServerChoice:
-    """Reads the choice from the arguments, and the DSN from the environment. Raises WrongSetting."""
+    """Reads the choice from the arguments, and the DSN and `strict_tls` from the environment. Raises WrongSetting."""
     dsn = options.dsn or read_settings({}, os.environ, only=(DSN.name,)).dsn
     return ServerChoice(
         dsn=dsn,
@@ -66,11 +67,12 @@ def server_choice(options: argparse.Namespace) -> ServerChoice:
         context=options.context,
         namespace=options.namespace,
         own_namespace=options.own_namespace,
+        strict_tls=_read_strict_tls(),
     )
 
 
 def cluster_choice(options: argparse.Namespace) -> ServerChoice:
-    """Reads the choice of a command that connects to no PostgreSQL server."""
+    """Reads the choice of a command that connects to no PostgreSQL server. Raises WrongSetting."""
     return ServerChoice(
         dsn=None,
         server=None,
@@ -78,14 +80,19 @@ def cluster_choice(options: argparse.Namespace) -> ServerChoice:
         context=options.context,
         namespace=options.namespace,
         own_namespace="",
+        strict_tls=_read_strict_tls(),
     )
+
+
+def _read_strict_tls() -> bool:
+    return read_settings({}, os.environ, only=("strict_tls",)).strict_tls
 
 
 def open_cluster(choice: ServerChoice) -> "AbstractAsyncContextManager[Client]":
     """Opens a client of the API server. Raises NotConfigured, also on entry."""
     with startup_imports():  # imported late: a command with a DSN needs no HTTP client
         from pgrole_controller.kube.client import Client
-    return Client.connect(choice.kubeconfig, context=choice.context)
+    return Client.connect(choice.kubeconfig, context=choice.context, strict_tls=choice.strict_tls)
 
 
 async def find_server(choice: ServerChoice) -> ServerConfig:

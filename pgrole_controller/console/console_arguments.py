@@ -23,7 +23,7 @@ _HOST = re.compile(r"[A-Za-z0-9_]([-A-Za-z0-9._]{0,251}[A-Za-z0-9_])?\.?\Z")
 class ConsoleArguments:
     """`auth`: `kubeconfig` (one viewer, with the kubeconfig's user) or `token` (each viewer's own).
 
-    Raises WrongSetting for arguments that contradict each other.
+    `strict_tls`: as in `Client.connect`. Raises WrongSetting for arguments that contradict each other.
     """
 
     host: str
@@ -38,6 +38,7 @@ class ConsoleArguments:
     api_server: str | None
     certificate_authority: str | None
     log_level: str
+    strict_tls: bool = True
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:

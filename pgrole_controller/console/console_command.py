@@ -128,6 +128,7 @@ async def _server(
             context=arguments.context,
             address=arguments.api_server,
             ca_file=arguments.certificate_authority,
+            strict_tls=arguments.strict_tls,
         )
         sessions = Sessions(tasks, api, namespaces)
         server = ConsoleServer(RequestRules(hosts, None, read_networks(arguments.trusted_proxies)), sessions, pages)
@@ -143,14 +144,12 @@ async def _server(
 
 
 async def _owner(arguments: ConsoleArguments, sessions: Sessions, namespaces: tuple[str, ...]) -> Viewer:
-    async with Client.connect(arguments.kubeconfig, context=arguments.context) as client:
-        name = await ask_name(client)
-    return Viewer(
-        name,
-        lambda reachability: Client.connect(arguments.kubeconfig, context=arguments.context, reachability=reachability),
-        namespaces,
-        sessions.shared,
+    connect = functools.partial(
+        Client.connect, arguments.kubeconfig, context=arguments.context, strict_tls=arguments.strict_tls
     )
+    async with connect() as client:
+        name = await ask_name(client)
+    return Viewer(name, lambda reachability: connect(reachability=reachability), namespaces, sessions.shared)
 
 
 @asynccontextmanager

@@ -5,6 +5,7 @@ import os
 
 from pgrole_controller.console.console_arguments import ConsoleArguments
 from pgrole_controller.program import show_examples
+from pgrole_controller.settings import read_settings
 
 PORT = 8383
 
@@ -91,6 +92,7 @@ def read_arguments(options: argparse.Namespace) -> ConsoleArguments:
         api_server=options.api_server,
         certificate_authority=options.certificate_authority,
         log_level=options.log_level,
+        strict_tls=read_settings({}, os.environ, only=("strict_tls",)).strict_tls,
     )
 
 

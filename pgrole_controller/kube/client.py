@@ -184,9 +184,12 @@ class ApiAddress:
         context: str | None = None,
         address: str | None = None,
         ca_file: str | None = None,
+        strict_tls: bool = True,
     ) -> Self:
         """Arguments as in `credentials.load_address`. Raises NotConfigured."""
-        configuration = await credentials.load_address(kubeconfig, context=context, address=address, ca_file=ca_file)
+        configuration = await credentials.load_address(
+            kubeconfig, context=context, address=address, ca_file=ca_file, strict_tls=strict_tls
+        )
         try:
             return cls(configuration, read_trust(configuration))
         except OSError as error:  # includes ssl.SSLError

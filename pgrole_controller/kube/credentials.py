@@ -69,7 +69,9 @@ async def load(kubeconfig: str | None, *, context: str | None, strict_tls: bool)
     return credentials
 
 
-async def load_address(kubeconfig: str | None, *, context: str | None, address: str | None, ca_file: str | None) -> Any:  # noqa: ANN401 - kubernetes_asyncio's
+async def load_address(
+    kubeconfig: str | None, *, context: str | None, address: str | None, ca_file: str | None, strict_tls: bool
+) -> Any:  # noqa: ANN401 - kubernetes_asyncio's
     """Returns a configuration with the API server's address and CA only: neither token nor client certificate.
 
     Uses `address` with the CAs in `ca_file` (None: the system's), else the address that a pod has in its environment
@@ -84,8 +86,9 @@ async def load_address(kubeconfig: str | None, *, context: str | None, address: 
         configuration.host = address.rstrip("/")
         configuration.ssl_ca_cert = ca_file
     else:
-        configuration = (await load(kubeconfig, context=context, strict_tls=True)).configuration
+        configuration = (await load(kubeconfig, context=context, strict_tls=strict_tls)).configuration
         configuration.ssl_ca_cert = ca_file or configuration.ssl_ca_cert
+    configuration.disable_strict_ssl_verification = not strict_tls
     configuration.cert_file = configuration.key_file = None
     configuration.api_key = {}
     return configuration

@@ -289,6 +289,14 @@ async def test_console_values_become_arguments(programs: Programs) -> None:
     assert rule["from"] == [{"podSelector": {}}]
 
 
+@pytest.mark.parametrize("value", [True, False])
+async def test_the_console_has_the_controllers_strict_tls(programs: Programs, value: bool) -> None:
+    given = {"settings": {"strictTls": value}, "console": {"enabled": True}}
+    objects = await render_chart(programs, values=given)
+    for name in (RELEASE, f"{RELEASE}-console"):
+        assert environment_of(the(objects, "Deployment", name))["PGROLE_STRICT_TLS"] == str(value).lower()
+
+
 async def test_the_console_tries_the_namespace_that_alone_is_served(programs: Programs) -> None:
     console = {"enabled": True, "namespaces": ["shop", "team-a"]}
     objects = await render_chart(programs, values=WATCHED | {"console": console})

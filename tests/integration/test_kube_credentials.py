@@ -370,7 +370,9 @@ async def test_an_address_has_no_client_certificate(tmp_path: Path, api_server: 
     config = json.loads(json.dumps(yaml.safe_load(api_server.kubeconfig.read_text(encoding="utf-8"))))
     config["users"][0]["user"] = user
     (tmp_path / "k").write_text(json.dumps(config))
-    configuration = await credentials.load_address(str(tmp_path / "k"), context=None, address=None, ca_file=None)
+    configuration = await credentials.load_address(
+        str(tmp_path / "k"), context=None, address=None, ca_file=None, strict_tls=True
+    )
     assert (configuration.cert_file, configuration.key_file, configuration.api_key) == (None, None, {})
     assert configuration.host == api_server.url
 
@@ -378,7 +380,7 @@ async def test_an_address_has_no_client_certificate(tmp_path: Path, api_server: 
 async def test_in_a_pod_the_address_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "fd00::1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "6443")
-    configuration = await credentials.load_address(None, context=None, address=None, ca_file="/ca")
+    configuration = await credentials.load_address(None, context=None, address=None, ca_file="/ca", strict_tls=True)
     assert (configuration.host, configuration.ssl_ca_cert) == ("https://[fd00::1]:6443", "/ca")
 
 
@@ -403,11 +405,11 @@ async def test_in_a_pod_a_context_means_the_kubeconfig(api_server: ApiServer, po
     context = yaml.safe_load(api_server.kubeconfig.read_text())["current-context"]
     given = await credentials.load(None, context=context, strict_tls=True)
     assert (given.source, given.configuration.host) == (str(config), api_server.url)
-    address = await credentials.load_address(None, context=context, address=None, ca_file=None)
+    address = await credentials.load_address(None, context=context, address=None, ca_file=None, strict_tls=True)
     assert address.host == api_server.url
     for load in (
         credentials.load(None, context="prod", strict_tls=True),
-        credentials.load_address(None, context="prod", address=None, ca_file=None),
+        credentials.load_address(None, context="prod", address=None, ca_file=None, strict_tls=True),
     ):
         with pytest.raises(WrongKubeconfig, match='has no context "prod"'):
             await load
