@@ -205,7 +205,8 @@ async def test_the_console_has_no_token_no_writable_file_and_a_memory_limit(prog
     assert pod["securityContext"]["runAsUser"] > 0
     assert pod["volumes"] == [{"name": "api-server-ca", "configMap": {"name": "kube-root-ca.crt"}}]
     assert all(mount["readOnly"] for mount in container["volumeMounts"])
-    assert "env" not in container
+    assert [one["name"] for one in container["env"]] == ["POD_NAMESPACE"]  # nothing of a Secret
+    assert "envFrom" not in container
     assert "hostNetwork" not in pod
 
 

@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from pgrole_controller.cli import make_parser
+from pgrole_controller.console.console_arguments import ConsoleArguments
 from pgrole_controller.console.console_parser import read_arguments
 from tests.deploy.manifests import COMPONENTS, INSTALL, OVERLAYS, ROOT
 from tests.deploy.programs import Programs
@@ -24,6 +25,16 @@ from tests.deploy.rendering import (
 POLICY = "pgrole-controller-secrets"
 CONSOLE = "pgrole-controller-console"
 CLUSTER, ONE_NAMESPACE = OVERLAYS / "cluster", OVERLAYS / "namespace"
+
+
+def read_console(deployment: Json) -> ConsoleArguments:
+    """Reads the console's arguments as the kubelet passes them on, with the values of variables."""
+    source = {"fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.namespace"}}
+    assert environment_of(deployment) == {"POD_NAMESPACE": source}
+    [container] = deployment["spec"]["template"]["spec"]["containers"]
+    namespace = deployment["metadata"]["namespace"]
+    given = [argument.replace("$(POD_NAMESPACE)", namespace) for argument in container["args"]]
+    return read_arguments(make_parser().parse_args(given))
 
 
 def rules_of(objects: list[Json]) -> dict[str, list[Json]]:
@@ -210,7 +221,7 @@ async def test_the_console_has_no_rights_no_token_and_its_own_pods(programs: Pro
     [container] = pod["spec"]["containers"]
     assert container["securityContext"]["readOnlyRootFilesystem"] is True
     assert container["image"] == the(objects, "Deployment")["spec"]["template"]["spec"]["containers"][0]["image"]
-    assert read_arguments(make_parser().parse_args(container["args"])).auth == "token"
+    assert read_console(the(objects, "Deployment", CONSOLE)).auth == "token"
     bound = [
         subject["name"] for one in objects if one["kind"].endswith("Binding") for subject in one.get("subjects", ())
     ]
@@ -219,6 +230,20 @@ async def test_the_console_has_no_rights_no_token_and_its_own_pods(programs: Pro
     assert the(objects, "Service", CONSOLE)["spec"]["selector"] == labels
     assert the(objects, "NetworkPolicy", CONSOLE)["spec"]["podSelector"]["matchLabels"] == labels
     assert not the(objects, "Service")["spec"]["selector"].items() <= labels.items()
+
+
+async def test_the_console_answers_to_the_name_of_its_service_in_the_overlays_namespace(
+    programs: Programs, tmp_path: Path
+) -> None:
+    text = (
+        "namespace: databases\n"
+        "resources: [ROOT/deploy/kustomize/overlays/cluster]\ncomponents: [ROOT/deploy/kustomize/components/console]\n"
+    )
+    objects = await render_kustomization(programs, write_overlay(tmp_path, text))
+    service = the(objects, "Service", CONSOLE)["metadata"]
+    assert service["namespace"] == "databases"
+    names = (service["name"], f"{service['name']}.{service['namespace']}.svc")
+    assert read_console(the(objects, "Deployment", CONSOLE)).hostnames == names
 
 
 async def test_the_writable_lease_is_the_one_in_the_environment(programs: Programs) -> None:
