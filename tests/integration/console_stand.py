@@ -16,7 +16,7 @@ from pgrole_controller.console.console_command import serve
 from pgrole_controller.console.snapshot import PageQuestion, Snapshot
 from pgrole_controller.local.apiserver import ApiServer, LocalApiError
 
-DEADLINE = 60.0  # seconds
+DEADLINE = 40.0  # seconds
 CSRF = re.compile(r'name="csrf" value="([^"]*)"')
 
 
