@@ -115,11 +115,15 @@ async def read_named(
     return (await read_named_acls_and(nothing, connection, grantees, oids, names, 0, columns=False))[0]
 
 
+async def next_xid(connection: Connection) -> int:
+    """The id of the next transaction, or of a later one: others run in the same server."""
+    return int(await connection.fetchval("SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint"))
+
+
 async def read_recent(
-    connection: Connection, grantees: Collection[int], number: int, touched: SchemaFilter, tables: Collection[int] = ()
+    connection: Connection, grantees: Collection[int], since: int, touched: SchemaFilter, tables: Collection[int] = ()
 ) -> list[ObservedAcl]:
-    """The ACLs that the last transactions, of this number, may have written. `tables`: as in read_recent_acls."""
-    latest = await connection.fetchval("SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint")
+    """The ACLs that transactions from this id on may have written. `tables`: as in read_recent_acls."""
     nothing = SingleRow("SELECT 1 AS one")
-    found, _ = await read_recent_acls(nothing, connection, grantees, latest - number, touched, tables, database=False)
+    found, _ = await read_recent_acls(nothing, connection, grantees, since, touched, tables, database=False)
     return found

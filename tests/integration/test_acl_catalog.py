@@ -38,6 +38,7 @@ from tests.integration.acl_support import (
     held,
     labels,
     named,
+    next_xid,
     nowhere,
     read_acls,
     read_named,
@@ -108,12 +109,13 @@ async def test_privileges_on_the_database_are_read(db: AclDatabase) -> None:
 
 
 async def test_privileges_on_columns_belong_to_their_table(db: AclDatabase) -> None:
+    since = await next_xid(db.connection)
     await db.run("GRANT SELECT (id, name), UPDATE (name) ON app.t TO {reader}; GRANT SELECT (id) ON app.t TO {writer}")
     reader = db.grantees("reader")
     reads = [
         named(await read_acls(db.connection, reader, nowhere), "t"),
         named(await read_named(db.connection, reader, ["t"]), "t"),
-        named(await read_recent(db.connection, reader, 1, nowhere), "t"),
+        named(await read_recent(db.connection, reader, since, nowhere), "t"),
     ]
     for found in reads:
         assert held(found) == {("id", "SELECT"), ("name", "SELECT"), ("name", "UPDATE")}
@@ -128,12 +130,13 @@ async def test_privileges_on_columns_belong_to_their_table(db: AclDatabase) -> N
 
 async def test_privileges_on_system_columns_are_read(db: AclDatabase) -> None:
     await db.run("CREATE TABLE app.system (id int); CREATE VIEW app.without AS SELECT 1 AS id")
+    since = await next_xid(db.connection)
     await db.run("GRANT SELECT (xmin) ON app.system TO {reader}")
     roles = db.grantees("reader")
     expected = {("xmin", "SELECT")}
     complete = await read_acls(db.connection, roles, nowhere)
     by_name = await read_named(db.connection, roles, ["system"])
-    by_age = await read_recent(db.connection, roles, 1, nowhere)
+    by_age = await read_recent(db.connection, roles, since, nowhere)
     assert [held(named(found, "system")) for found in (complete, by_name, by_age)] == [expected] * 3
     found = await read_named(db.connection, roles, ["system", "without"])
     table, view = (named(found, name).object.id for name in ("system", "without"))
@@ -331,24 +334,25 @@ async def test_names_in_other_encodings_are_read(postgres_server: PostgresServer
 
 async def test_a_recent_read_finds_the_objects_changed_since(db: AclDatabase) -> None:
     reader = db.grantees("reader")
-    await db.run("GRANT SELECT ON app.t TO {reader}")
-    await db.run("GRANT EXECUTE ON FUNCTION app.fn TO {reader}")
-    await db.run("GRANT SELECT (id) ON app.v TO {reader}")
-    await db.run("GRANT USAGE ON SCHEMA app TO {reader}")
+    since = list[int]()
+    for grant in ("SELECT ON app.t", "EXECUTE ON FUNCTION app.fn", "SELECT (id) ON app.v", "USAGE ON SCHEMA app"):
+        since.append(await next_xid(db.connection))
+        await db.run(f"GRANT {grant} TO {{reader}}")
     names = {"t", "fn", "v", "app"}
 
-    async def recent(age: int) -> set[str]:
-        return {one.object.name for one in await read_recent(db.connection, reader, age, nowhere)} & names
+    async def recent(xid: int) -> set[str]:
+        return {one.object.name for one in await read_recent(db.connection, reader, xid, nowhere)} & names
 
-    assert await recent(1) == {"app"}
-    assert await recent(2) == {"app", "v"}
-    assert await recent(4) == names
+    assert await recent(since[3]) == {"app"}
+    assert await recent(since[2]) == {"app", "v"}
+    assert await recent(since[0]) == names
     tables = [await db.beside.fetchval("SELECT 'app.m'::regclass::oid")]
-    found = await read_recent(db.connection, reader, 1, nowhere, tables)
+    found = await read_recent(db.connection, reader, since[0], nowhere, tables)
     assert "m" not in {one.object.name for one in found}
+    begin = await next_xid(db.connection)
     await db.run("GRANT SELECT (id) ON app.m TO {reader}")
     await db.run("REVOKE SELECT (id) ON app.m FROM {reader}")
-    found = await read_recent(db.connection, reader, 1, nowhere, tables)
+    found = await read_recent(db.connection, reader, begin, nowhere, tables)
     assert "m" in {one.object.name for one in found}
 
 
