@@ -12,6 +12,7 @@ MOST_VALUES = 500_000
 DEEPEST = 200
 
 _MARKER = re.compile(r"^---(?=\s|$)", re.MULTILINE)
+_TOO_DEEP = "the document is nested too deeply"
 _NOT_SPACE = re.compile(r"\S")
 
 
@@ -71,7 +72,7 @@ def read_values(name: str, line: int, document: str) -> Iterable[tuple[str, obje
     except (yaml.YAMLError, ValueError, TypeError, OverflowError) as error:
         raise Unusable(f"not YAML: {type(error).__name__}") from error
     except RecursionError:
-        raise Unusable("the document is nested too deeply") from None
+        raise Unusable(_TOO_DEEP) from None
     finally:
         if loader is not None:
             loader.dispose()
@@ -80,18 +81,34 @@ def read_values(name: str, line: int, document: str) -> Iterable[tuple[str, obje
 def _json_values(document: str) -> list[tuple[int, object]]:
     """Returns JSON values, one after the other, each with the number of lines before it; none if it is not JSON.
 
-    YAML accepts neither several values, nor a character that is escaped as two surrogates, nor a long key.
+    YAML accepts neither several values, nor a character that is escaped as two surrogates, nor a long key. Raises
+    Unusable for the same sizes as YAML.
     """
-    found, at = list[tuple[int, object]](), _after_space(document, 0)
+    found, at, left = list[tuple[int, object]](), _after_space(document, 0), MOST_VALUES
     try:
         while at < len(document):
             value, end = _JSON.raw_decode(document, at)
             json.dumps(value, ensure_ascii=False).encode()
+            left -= _count(value, DEEPEST)
+            if left < 0:
+                raise Unusable(f"more than {MOST_VALUES} values: split it")
             found.append((document.count("\n", 0, at), value))
             at = _after_space(document, end)
-    except (ValueError, RecursionError):
+    except ValueError:
         return []
+    except RecursionError:
+        raise Unusable(_TOO_DEEP) from None
     return found
+
+
+def _count(value: object, depth: int) -> int:
+    """Returns the number of values in this one, keys included. Raises Unusable if they are nested more deeply."""
+    if not isinstance(value, (dict, list)):
+        return 1
+    if depth == 0:
+        raise Unusable(_TOO_DEEP)
+    inner = [*value, *value.values()] if isinstance(value, dict) else value
+    return 1 + sum(_count(one, depth - 1) for one in inner)
 
 
 def _after_space(document: str, at: int) -> int:
@@ -122,7 +139,7 @@ def _check_depth(document: str) -> None:
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
             if depth > DEEPEST:
-                raise Unusable("the document is nested too deeply")
+                raise Unusable(_TOO_DEEP)
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
 

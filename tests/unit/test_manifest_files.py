@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from pgrole_controller.commands import manifest_files
+from pgrole_controller.commands.manifest_documents import MOST_VALUES
 from pgrole_controller.commands.manifest_files import parse_manifests, read_manifests
 from pgrole_controller.core.request import Key
 from pgrole_controller.settings import WrongSetting
@@ -221,6 +222,9 @@ def test_json_that_yaml_does_not_accept_is_read_as_by_kubectl() -> None:
         ('{"a": "\\ud83d"}', "not YAML"),
         ('{"a": 1} x', "not YAML"),
         ("a: \x01", "characters are not allowed"),
+        ('{"a": "\\ud83d\\ude00"}' + "[" * 201 + "]" * 201, "nested too deeply"),
+        ("{}" + "[" * 100_000 + "]" * 100_000, "nested too deeply"),
+        ('{"a": "\\ud83d\\ude00"} [' + "1," * MOST_VALUES + "1]", "values"),
     ],
 )
 def test_json_that_kubectl_refuses_is_an_error(text: str, why: str) -> None:
