@@ -297,6 +297,11 @@ def read_settings(
     return Settings(**{one.name: _read(one, place, text) for one, place, text in given if text is not None})
 
 
+def read_strict_tls(environment: Mapping[str, str]) -> bool:
+    """Reads `strict_tls` alone, for a program that has no flag for it. Raises WrongSetting."""
+    return read_settings({}, environment, only=("strict_tls",)).strict_tls
+
+
 def _find(setting: Setting, flags: Mapping[str, str | None], environment: Mapping[str, str]) -> tuple[str, str | None]:
     """Returns where the setting is given, and its text; None if it is not."""
     if setting.flag is not None and (text := flags.get(setting.name)) is not None:

@@ -26,7 +26,7 @@ from pgrole_controller.kube.unvalidated import parse
 from pgrole_controller.postgres.connection import Connection, Endpoint
 from pgrole_controller.postgres.database_connection import connect_read_only
 from pgrole_controller.postgres.errors import translate_errors
-from pgrole_controller.settings import DSN, TEMPLATES, WrongSetting, read_settings, server_policy_of
+from pgrole_controller.settings import DSN, TEMPLATES, WrongSetting, read_settings, read_strict_tls, server_policy_of
 
 if TYPE_CHECKING:
     from pgrole_controller.kube.client import Client
@@ -67,7 +67,7 @@ def server_choice(options: argparse.Namespace) -> ServerChoice:
         context=options.context,
         namespace=options.namespace,
         own_namespace=options.own_namespace,
-        strict_tls=_read_strict_tls(),
+        strict_tls=read_strict_tls(os.environ),
     )
 
 
@@ -80,12 +80,8 @@ def cluster_choice(options: argparse.Namespace) -> ServerChoice:
         context=options.context,
         namespace=options.namespace,
         own_namespace="",
-        strict_tls=_read_strict_tls(),
+        strict_tls=read_strict_tls(os.environ),
     )
-
-
-def _read_strict_tls() -> bool:
-    return read_settings({}, os.environ, only=("strict_tls",)).strict_tls
 
 
 def open_cluster(choice: ServerChoice) -> "AbstractAsyncContextManager[Client]":

@@ -5,7 +5,7 @@ import os
 
 from pgrole_controller.console.console_arguments import ConsoleArguments
 from pgrole_controller.program import show_examples
-from pgrole_controller.settings import read_settings
+from pgrole_controller.settings import read_strict_tls
 
 PORT = 8383
 
@@ -92,7 +92,7 @@ def read_arguments(options: argparse.Namespace) -> ConsoleArguments:
         api_server=options.api_server,
         certificate_authority=options.certificate_authority,
         log_level=options.log_level,
-        strict_tls=read_settings({}, os.environ, only=("strict_tls",)).strict_tls,
+        strict_tls=read_strict_tls(os.environ),
     )
 
 

@@ -85,10 +85,10 @@ async def load_address(
         configuration = Configuration()
         configuration.host = address.rstrip("/")
         configuration.ssl_ca_cert = ca_file
+        configuration.disable_strict_ssl_verification = not strict_tls
     else:
         configuration = (await load(kubeconfig, context=context, strict_tls=strict_tls)).configuration
         configuration.ssl_ca_cert = ca_file or configuration.ssl_ca_cert
-    configuration.disable_strict_ssl_verification = not strict_tls
     configuration.cert_file = configuration.key_file = None
     configuration.api_key = {}
     return configuration

@@ -293,7 +293,7 @@ def test_a_kubeconfig_that_cannot_be_meant_is_misuse(
 def test_a_cluster_that_is_not_read_since_a_dsn_names_the_server_is_misuse(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It would show what is on another server than the user means."""
+    """Otherwise they would show another server than the one that the user named."""
     monkeypatch.setenv("PGROLE_DSN", "postgresql://nobody@127.0.0.1:1/nowhere")
     for flags, named in (
         (("--context", "prod"), "--context"),

@@ -174,7 +174,7 @@ class EventsByName:
     def __init__(self, events: Sequence[DdlEvent]) -> None:
         self._events = events
         self._naming: dict[str, list[int]] = {}  # places, by what the statement names
-        self._others: list[int] = []  # places of those that may fit what they do not name
+        self._others: list[int] = []  # places of statements that need not name the object
         for place, event in enumerate(events):
             statement = read_statement(event.statement)
             if statement.in_schema or statement.unnamed or _is_cut(event) or not statement.names:
@@ -200,8 +200,8 @@ def find_author_of(changed: ChangedRow, events: Sequence[DdlEvent], *, cut: bool
     """Returns who changed the row, according to the events that may have. Without any, a DriftAuthor with proof NONE.
 
     A transaction that wrote the row last has not changed the privilege if its commands do not: it has overwritten what
-    another left. An ALTER of the object may have changed its owner. `cut`: there are more events, or
-    two have the same statement.
+    another left. An ALTER of the object may have changed its owner. `cut`: there are more events, or two have the same
+    statement.
     """
     found = _find_author(changed, events)
     if found.author.proof is Evidence.TRANSACTION or changed.change is None or not cut:

@@ -89,10 +89,9 @@ class GrantedPrivileges:
 
     def describe(self) -> list[dict[str, Any]]:
         """Returns status.privileges: at most _MOST_DATABASES entries, those of declared databases first."""
-        databases = (
-            sorted(self.grantee.databases, key=lambda name: (not self.declares(name), name)) if self.grantee else []
-        )
-        return [self._describe(database) for database in sorted(databases[:_MOST_DATABASES])]
+        known = self.grantee.databases if self.grantee else ()
+        kept = sorted(known, key=lambda name: (not self.declares(name), name))[:_MOST_DATABASES]
+        return [self._describe(database) for database in sorted(kept)]
 
     def _describe(self, database: str) -> dict[str, Any]:
         error, result = self.error_in(database), self.current_result(database)
