@@ -11,6 +11,7 @@ from pgrole_controller.core.privileges.attribution import DEFAULTS, GRANTED, REV
 from pgrole_controller.core.privileges.privilege_result import DriftAuthor, Evidence
 from pgrole_controller.core.privileges.recorded_statement import ChangedPrivilege
 from pgrole_controller.local.postgres import PostgresServer
+from pgrole_controller.postgres.privileges import acl_attribution
 from pgrole_controller.postgres.privileges.acl_attribution import MOST_ROWS, read_authors
 from tests.integration.event_support import PEOPLE, EventDatabase, event_database
 
@@ -229,6 +230,34 @@ async def test_the_answer_is_bounded_for_any_number_of_rows_and_events(database:
     found = await read_authors(database.reading, rows)
     assert found.keys() <= set(rows[:MOST_ROWS]), "the first are asked about"
     assert (await author_of(database, ChangedRow(xmin))).login == "bob"
+
+
+@pytest.mark.parametrize(
+    ("reached", "named"), [((True, True), {"alice"}), ((True, False), set()), ((False, True), set())]
+)
+async def test_a_row_that_is_not_compared_in_time_has_no_author(
+    database: EventDatabase, monkeypatch: pytest.MonkeyPatch, reached: tuple[bool, bool], named: set[str]
+) -> None:
+    """An earlier statement might explain it better than the DO block that wrote it last."""
+    alice = await database.person("alice")
+    await alice.execute("REVOKE ALL ON c FROM reader; DO $$ BEGIN GRANT SELECT ON c TO reader; END $$")
+    change = ChangedPrivilege("SELECT", True)
+    xmin, oid = (
+        await database.xmin_of_table("c"),
+        await database.reading.fetchval("SELECT 'public.c'::regclass::oid::int8"),
+    )
+    changed = ChangedRow(xmin, GRANTED, ("c", "reader"), oid, "public", change)
+    compared = iter(reached)
+    monkeypatch.setattr(acl_attribution, "in_time", lambda rows: list(rows) if next(compared) else [])
+    found = await read_authors(database.reading, [changed])
+    assert {author.login for author in found.values()} == named
+
+
+def test_rows_are_compared_for_a_limited_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [ChangedRow(1), ChangedRow(2)]
+    assert list(acl_attribution.in_time(rows)) == rows
+    monkeypatch.setattr(acl_attribution, "ATTRIBUTION_SECONDS", -1.0)
+    assert list(acl_attribution.in_time(rows)) == []
 
 
 HOSTILE = {

@@ -1,7 +1,7 @@
 """Who changed a privilege: the choice among the DDL events whose transaction may have written the changed row.
 
 Expected flow: the event trigger records each command with its transaction's id; a changed row carries the id (xmin) of
-the transaction or subtransaction that wrote it; `find_author_of` compares the two.
+the transaction or subtransaction that wrote it; `RowWriters` compares the two.
 
 Guarantees: proof TRANSACTION means that the row has the very id of the transaction, or that no other recorded one can
 have written it with a command that fits, or that all that can have the same author, or that the event has the next id
@@ -174,10 +174,10 @@ class EventsByName:
     def __init__(self, events: Sequence[DdlEvent]) -> None:
         self._events = events
         self._naming: dict[str, list[int]] = {}  # places, by what the statement names
-        self._others: list[int] = []  # places of statements that need not name the object
+        self._others: list[int] = []  # places of events that need not name the object
         for place, event in enumerate(events):
             statement = read_statement(event.statement)
-            if statement.in_schema or statement.unnamed or _is_cut(event) or not statement.names:
+            if event.object or statement.in_schema or statement.unnamed or _is_cut(event) or not statement.names:
                 self._others.append(place)
             for name in statement.names or ():
                 self._naming.setdefault(name, []).append(place)
@@ -196,58 +196,72 @@ def keep_distinct(events: Iterable[DdlEvent]) -> list[DdlEvent]:
     return list({replace(event, id=0, time=by_id[0].time): event for event in by_id}.values())
 
 
-def find_author_of(changed: ChangedRow, events: Sequence[DdlEvent], *, cut: bool = False) -> FoundAuthor:
-    """Returns who changed the row, according to the events that may have. Without any, a DriftAuthor with proof NONE.
-
-    A transaction that wrote the row last has not changed the privilege if its commands do not: it has overwritten what
-    another left. An ALTER of the object may have changed its owner. `cut`: there are more events, or two have the same
-    statement.
-    """
-    found = _find_author(changed, events)
-    if found.author.proof is Evidence.TRANSACTION or changed.change is None or not cut:
-        return found
-    unknown = _find_author(replace(changed, change=None), events)
-    return replace(unknown, shown=False) if unknown.author.proof is Evidence.TRANSACTION else found
-
-
 def is_repeated(events: Sequence[DdlEvent]) -> bool:
     """Whether a statement may not be that of its command: an event trigger of others may grant more within a GRANT."""
     said = [(event.xid, event.statement) for event in events if event.statement]
     return len(set(said)) < len(said)
 
 
-def _find_author(changed: ChangedRow, events: Sequence[DdlEvent]) -> FoundAuthor:
-    exact = [event for event in events if event.exact]
-    if exact:
+class RowWriters:
+    """The events whose transaction may have written the rows with one xmin. `cut`: there are more."""
+
+    def __init__(self, events: Sequence[DdlEvent], *, cut: bool = False) -> None:
+        self._unclear = cut or is_repeated(events)
+        distinct = keep_distinct(events)
+        self._exact = _author_keys([event for event in distinct if event.exact])
+        self._by_name = EventsByName(distinct)
+
+    def find_author(self, changed: ChangedRow) -> FoundAuthor:
+        """Returns who changed the row, according to the events. If none fits, a DriftAuthor with proof NONE.
+
+        A transaction that wrote the row last has not changed the privilege if its commands do not: it has overwritten
+        what another left. An ALTER of the object may have changed its owner. If there are more events, or two have the
+        same statement, any event may have made the change.
+        """
+        found = self._find_author(changed)
+        if found.author.proof is Evidence.TRANSACTION or changed.change is None or not self._unclear:
+            return found
+        unknown = self._find_author(replace(changed, change=None))
+        return replace(unknown, shown=False) if unknown.author.proof is Evidence.TRANSACTION else found
+
+    def _find_author(self, changed: ChangedRow) -> FoundAuthor:
+        events = self._by_name.select(changed)
+        if not self._exact:
+            return _choose_writer(changed, events)
+        exact = [event for event in events if event.exact]
         explaining = [event for event in exact if _explains(changed, event)]
         if explaining:
-            return _found(changed, _best(changed, explaining), exact, certain=True)
+            return _found(changed, _best(changed, explaining), self._exact, certain=True)
         altering = [event for event in exact if event.tag.startswith("ALTER ") and event.object == changed.oid != 0]
         if altering:
-            return _found(changed, _best(changed, altering), exact, certain=False)
-        return FoundAuthor(writers=_author_keys(exact))
+            return _found(changed, _best(changed, altering), self._exact, certain=False)
+        return FoundAuthor(writers=self._exact)
+
+
+def _choose_writer(changed: ChangedRow, events: Sequence[DdlEvent]) -> FoundAuthor:
     # Who wrote the row last need not have made the change.
     written = replace(changed, change=None)
     writers = [event for event in events if is_possible(written, event)]
+    authors = _author_keys(writers)
     candidates = [event for event in events if is_possible(changed, event)]
     if not candidates:
-        return FoundAuthor(writers=_author_keys(writers))
+        return FoundAuthor(writers=authors)
     naming = {event.xid for event in candidates if _fit(changed, event) is Fit.NAMED}
     nearest = min(writers, key=lambda event: (event.distance, event.id))
     fitting = min(candidates, key=lambda event: (event.distance, event.id))
     xid = naming.pop() if len(naming) == 1 else fitting.xid
     chosen = [event for event in candidates if event.xid == xid]
-    alike = len(_author_keys(writers)) == 1
+    alike = len(authors) == 1
     certain = alike or (xid == nearest.xid and nearest.distance == 1) or len({event.xid for event in writers}) == 1
-    return _found(changed, _best(changed, chosen), writers, certain=certain)
+    return _found(changed, _best(changed, chosen), authors, certain=certain)
 
 
-def _found(changed: ChangedRow, event: DdlEvent, writers: Sequence[DdlEvent], *, certain: bool) -> FoundAuthor:
+def _found(changed: ChangedRow, event: DdlEvent, writers: frozenset[AuthorKey], *, certain: bool) -> FoundAuthor:
     created = event.object == changed.oid != 0
     # In a text whose comments cannot be told, the privilege may be part of one.
     said = _fit(changed, event) is Fit.NAMED and read_statement(event.statement).words is None
     proof = Evidence.TRANSACTION if certain else Evidence.SESSION
-    return FoundAuthor(_drift_author(event, proof), changed.change is None or created or said, _author_keys(writers))
+    return FoundAuthor(_drift_author(event, proof), changed.change is None or created or said, writers)
 
 
 def _author_key(event: DdlEvent) -> AuthorKey:

@@ -6,10 +6,11 @@ bytes, and decoded here without errors; control characters become spaces.
 
 import logging
 import re
+import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import chain
+from itertools import chain, takewhile
 
 import anyio
 
@@ -22,10 +23,8 @@ from pgrole_controller.core.privileges.attribution import (
     DdlEvent,
     FoundAuthor,
     LastEvents,
-    find_author_of,
+    RowWriters,
     group_by_row,
-    is_repeated,
-    keep_distinct,
 )
 from pgrole_controller.core.privileges.privilege_result import DriftAuthor, Evidence
 from pgrole_controller.event_loop import run_aside
@@ -77,22 +76,29 @@ async def read_authors(connection: Connection, rows: Sequence[ChangedRow]) -> di
         stored = await _read_stored(connection, sorted(grantees))
         last = LastEvents(await _read_last_events(connection, sorted(tags)), stored)
         asked = {one: found.get(one, None if one.xmin else FoundAuthor()) for one in (*unproven, *not_shown)}
-        authors |= await run_aside(len(asked), MANY_ROWS, _find_better, last, asked)
+        better = await run_aside(len(asked), MANY_ROWS, _find_better, last, asked)
+        # Of a row that was not reached, nobody knows whether an earlier statement explains it better.
+        authors = {changed: author for changed, author in authors.items() if changed in better or changed not in asked}
+        authors |= {changed: author for changed, author in better.items() if author.login}
     return authors
 
 
 def _find_better(last: LastEvents, asked: Mapping[ChangedRow, FoundAuthor | None]) -> dict[ChangedRow, DriftAuthor]:
-    better = {changed: last.find_better(changed, one) for changed, one in asked.items()}
-    return {changed: author for changed, author in better.items() if author.login}
+    return {changed: last.find_better(changed, asked[changed]) for changed in in_time(asked)}
+
+
+def in_time(rows: Iterable[ChangedRow]) -> Iterator[ChangedRow]:
+    """The comparison of thousands of rows with statements that name nothing must not slow down others' repairs."""
+    until = time.monotonic() + ATTRIBUTION_SECONDS
+    return takewhile(lambda _: time.monotonic() < until, rows)
 
 
 def find_all(
     rows: Iterable[ChangedRow], events: Mapping[int, Sequence[DdlEvent]], cut: Collection[int]
 ) -> dict[ChangedRow, FoundAuthor]:
-    """`events`: by xmin of each row. `cut`: xmins that have more events."""
-    unclear = {xmin for xmin, some in events.items() if xmin in cut or is_repeated(some)}
-    distinct = {xmin: keep_distinct(some) for xmin, some in events.items()}
-    return {one: find_author_of(one, distinct[one.xmin], cut=one.xmin in unclear) for one in rows}
+    """`events`: by xmin of each row. `cut`: xmins that have more events. Leaves out rows for which time is short."""
+    writers = {xmin: RowWriters(some, cut=xmin in cut) for xmin, some in events.items()}
+    return {one: writers[one.xmin].find_author(one) for one in in_time(rows)}
 
 
 @dataclass(slots=True)

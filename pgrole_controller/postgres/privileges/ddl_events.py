@@ -19,7 +19,7 @@ from pgrole_controller.core.privileges.privilege_result import DriftAuthor, Evid
 from pgrole_controller.event_loop import run_aside
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.errors import translate_errors
-from pgrole_controller.postgres.privileges.acl_attribution import MANY_ROWS, MOST_LAST, find_all, read_event
+from pgrole_controller.postgres.privileges.acl_attribution import MANY_ROWS, MOST_LAST, find_all, in_time, read_event
 from pgrole_controller.postgres.privileges.acl_attribution import MOST_EVENTS as MOST_EXPLAINING
 from pgrole_controller.postgres.rows import Row, Unreadable, fetch, fetch_row, first
 from pgrole_controller.postgres.trusted_schema import trusting
@@ -283,7 +283,7 @@ class EventReader:
         said = LastEvents([read_event(row) for row in self._rows if row.get("said", bytes)][-MOST_LAST:])
         return {
             changed: one.author
-            for changed, one in found.items()
+            for changed, one in ((changed, found[changed]) for changed in in_time(found))
             if one.author.proof is Evidence.TRANSACTION and (one.shown or not said.find_better(changed, one).login)
         }
 
