@@ -74,13 +74,17 @@ class _Delivery:
 
 class PasswordTasks:
     def __init__(
-        self, client: Client, store: Store, recorder: Recorder, is_reserved: Callable[[Key], bool] = lambda _: False
+        self,
+        client: Client,
+        store: Store,
+        recorder: Recorder,
+        holds_credentials: Callable[[Key], bool] = lambda _: False,
     ) -> None:
-        """`store` holds the metadata of Secrets, and gets what is written here. `is_reserved`: whether a Secret holds
-        the credentials of a PgServer.
+        """`store` holds the metadata of Secrets, and gets what is written here. `holds_credentials`: whether a Secret
+        holds those of a PgServer.
         """
         self._client = client
-        self._is_reserved = is_reserved
+        self._holds_credentials = holds_credentials
         self._store = store
         self._recorder = recorder
         self._hashers = anyio.CapacityLimiter(HASHERS)
@@ -116,7 +120,7 @@ class PasswordTasks:
         """Reads the named Secret: the source, and the password in it."""
         asked = password_task.password
         which = f'spec.password.secretRef: key "{asked.key}" of Secret "{asked.secret}"'
-        self._check_reserved("spec.password.secretRef", Key(password_task.namespace, asked.secret))
+        self._check_secret("spec.password.secretRef", Key(password_task.namespace, asked.secret))
         secret = await self._read(password_task.namespace, asked.secret)
         if secret is not None and secret.type in TOKEN_TYPES:
             what = f"{which} is a Kubernetes token ({secret.type}), not a password"
@@ -137,7 +141,7 @@ class PasswordTasks:
         generated = password_task.password.origin is PasswordOrigin.GENERATED
         clear = password if isinstance(password, str) else None
         known = generated or clear is not None
-        self._check_reserved("spec.connectionSecret", Key(password_task.namespace, desired.name))
+        self._check_secret("spec.connectionSecret", Key(password_task.namespace, desired.name))
         check_connection(desired, password_known=known, generated=generated, forbidden=password_task.forbidden)
         secret = await self._read(password_task.namespace, desired.name)
         _check_owner(desired, secret, owner)
@@ -162,8 +166,8 @@ class PasswordTasks:
         copied = name_copied(password_task.password.origin, found.source)
         return replace(found, connection=name_delivery(_version(secret), inputs, copied)), password
 
-    def _check_reserved(self, field: str, key: Key) -> None:
-        if self._is_reserved(key):
+    def _check_secret(self, field: str, key: Key) -> None:
+        if self._holds_credentials(key):
             raise Refused(
                 Reason.NOT_ALLOWED,
                 f'{field}: Secret "{key.name}" holds the credentials of a PgServer, which PgRoles cannot use: '

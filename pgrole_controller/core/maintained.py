@@ -9,7 +9,7 @@ from dataclasses import replace
 from pgrole_controller.core.diff import Change, RevokeMembership, RevokeOption, SetAttribute, SetParameter, diff
 from pgrole_controller.core.errors import PgRoleError, Reason, Waiting
 from pgrole_controller.core.names import quote_some
-from pgrole_controller.core.policy import Policy, References, is_reserved, may_pass_on, why_not_joined
+from pgrole_controller.core.policy import Policy, References, is_only_for_superusers, may_pass_on, why_not_joined
 from pgrole_controller.core.role import POWERS, Role, digest
 from pgrole_controller.core.state import Desired
 
@@ -81,7 +81,7 @@ def _is_beyond(policy: Policy, change: Change, references: References) -> bool:
         case RevokeOption(group=group, option="admin"):
             return not may_pass_on(policy, group)
         case SetParameter(name=name, value=None):
-            return is_reserved(policy, name, references)
+            return is_only_for_superusers(policy, name, references)
     return False
 
 

@@ -205,7 +205,7 @@ def limit_to_policy(policy: Policy, role: Role, references: References) -> Role:
         if one.role not in beyond
     )
     values: dict[str, Any] = {**dict.fromkeys(_beyond(policy, role), False), "member_of": left}
-    if any(is_reserved(policy, name, references) for name in role.parameter_names):
+    if any(is_only_for_superusers(policy, name, references) for name in role.parameter_names):
         within = ((database, _within_policy(policy, held, references)) for database, held in role.database_parameters)
         values["parameters"] = _within_policy(policy, role.parameters, references)
         values["database_parameters"] = tuple((database, held) for database, held in within if held)
@@ -213,10 +213,10 @@ def limit_to_policy(policy: Policy, role: Role, references: References) -> Role:
 
 
 def _within_policy(policy: Policy, held: Parameters, references: References) -> Parameters:
-    return tuple(one for one in held if not is_reserved(policy, one[0], references))
+    return tuple(one for one in held if not is_only_for_superusers(policy, one[0], references))
 
 
-def is_reserved(policy: Policy, parameter: str, references: References) -> bool:
+def is_only_for_superusers(policy: Policy, parameter: str, references: References) -> bool:
     """Tells whether only a superuser can have set a parameter, which the policy does not list."""
     return references.contexts.get(parameter) in _OF_SUPERUSERS and parameter not in policy.parameters
 

@@ -123,7 +123,7 @@ class DatabaseObject:
         return f"column {'.'.join(map(spell_name, (self.schema, self.name, column)))}"
 
 
-def is_reserved(obj: DatabaseObject) -> bool:
+def needs_exact_name(obj: DatabaseObject) -> bool:
     """Tells whether only an exact name may match: objects of PostgreSQL, of the controller and of extensions. Schema
     `public` comes with every database, but is for its users.
     """

@@ -19,7 +19,7 @@ from pgrole_controller.core.privileges.acl import (
     DatabaseObject,
     ObjectKind,
     is_of_system,
-    is_reserved,
+    needs_exact_name,
 )
 from pgrole_controller.core.privileges.grantee import Access, DatabasePrivileges, ObjectPrivileges
 from pgrole_controller.core.privileges.routine_signature import normalize_arguments, split_signature
@@ -176,7 +176,7 @@ class CompiledPrivileges:
             if len(self._parts) >= _MOST_REMEMBERED:
                 self._parts.clear()
             part = self._parts[obj.schema, obj.kind] = self._part(obj.schema, obj.kind)
-        if part.reserved or obj.extension or (obj.id.oid < FIRST_NORMAL_OID and is_reserved(obj)):
+        if part.reserved or obj.extension or (obj.id.oid < FIRST_NORMAL_OID and needs_exact_name(obj)):
             return self._wanted_of_reserved(obj, part)
         if not part.access and not part.named and not part.patterns:
             return part.always

@@ -18,7 +18,7 @@ from pgrole_controller.core.privileges.acl import (
     TABLE_KINDS,
     DatabaseObject,
     ObjectKind,
-    is_reserved,
+    needs_exact_name,
 )
 from pgrole_controller.core.privileges.grantee import DatabasePrivileges, Grantee, PrivilegePolicy, PrivilegeRule
 from pgrole_controller.core.privileges.object_patterns import covers
@@ -178,7 +178,7 @@ def _remedy(
 def _guard(grantee: Grantee, obj: DatabaseObject, privilege: str, facts: DatabaseFacts) -> str | None:
     """Returns the remedy for a privilege that needs exact names on both sides; None if it needs none."""
     both = "name it exactly in spec, and its schema exactly in a rule of PgServer.spec.allow.privileges"
-    if is_reserved(obj) and (obj.schema in POSTGRESQL_SCHEMAS or not obj.extension):
+    if needs_exact_name(obj) and (obj.schema in POSTGRESQL_SCHEMAS or not obj.extension):
         return f"objects of PostgreSQL itself, and in its schemas, need exact names: {both}"
     if obj.owner in grantee.owned:
         return None
