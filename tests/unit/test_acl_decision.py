@@ -30,7 +30,7 @@ from pgrole_controller.core.privileges.grantee import (
     PrivilegeRule,
     SchemaAccess,
 )
-from pgrole_controller.core.privileges.observed_database import ObservedDatabase
+from pgrole_controller.core.privileges.observed_database import ObservedDatabase, SchemaNames
 from pgrole_controller.core.privileges.privilege_difference import phrases
 from pgrole_controller.core.privileges.privilege_policy import DatabaseFacts
 from pgrole_controller.core.request import Key
@@ -356,6 +356,25 @@ class TestPending:
         assert "column app.orders.x" not in waiting.message
         partial = decide(grantee(declared), observe((TABLE, ()), columns=("id", "no"), complete=False))
         assert partial.pending == ()
+
+    def test_the_names_of_a_schema_are_collected_once_for_all_roles(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        collected: list[list[str]] = []
+        collect = SchemaNames.of
+
+        def count(objects: Iterable[DatabaseObject]) -> SchemaNames:
+            some = [*objects]
+            collected.append([one.name for one in some])
+            return collect(some)
+
+        monkeypatch.setattr(SchemaNames, "of", count)
+        view, elsewhere = make("seen", ObjectKind.VIEW, oid=20001), make("other", schema="misc", oid=20002)
+        sequence = make("ids", ObjectKind.SEQUENCE, oid=20003)
+        observed = observe(*((one, ()) for one in (TABLE, view, elsewhere, sequence)), schemas=("app", "misc"))
+        declared = of_objects(*(table("INSERT", name=name) for name in ("orders", "seen", "other", "ids")))
+        for oid in (ME, DELEGATE):
+            (waiting,) = decide(replace(grantee(declared), oid=oid), observed).pending
+            assert "waiting for table app.ids, table app.other:" in waiting.message
+        assert collected == [["orders", "seen", "ids"]], "once, and only of the schema that is named"
 
     def test_the_message_for_a_missing_routine_lists_its_existing_overloads(self) -> None:
         declared = of_objects(ObjectPrivileges(ObjectKind.ROUTINE, "app", ("close(text)",), frozenset({"EXECUTE"})))

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.core.privileges.acl import (
     POSTGRESQL_SCHEMAS,
-    TABLE_KINDS,
     AclChange,
     DefaultAclChange,
     ObjectId,
@@ -33,7 +32,7 @@ from pgrole_controller.core.privileges.object_patterns import CompiledPrivileges
 from pgrole_controller.core.privileges.observed_database import ObservedDatabase
 from pgrole_controller.core.privileges.privilege_difference import DifferenceClassifier, PrivilegeDifference
 from pgrole_controller.core.privileges.privilege_policy import check_database, check_declarable
-from pgrole_controller.core.privileges.routine_signature import normalize_arguments, split_signature
+from pgrole_controller.core.privileges.routine_signature import split_signature
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,21 +131,14 @@ def _find_missing(declaration: CompiledPrivileges, observed: ObservedDatabase, p
     for one in names:
         if one.kind is ObjectKind.SCHEMA and one.schema not in observed.schemas:
             pending.add_missing(f"schema {one.schema}", mark_schema(one.schema))
-    names = [one for one in names if one.kind is not ObjectKind.SCHEMA and one.schema in observed.schemas]
-    if not names:
-        return
-    some = [observed.acls[place].object for place in observed.index.in_schemas({one.schema for one in names})]
-    objects = {(one.kind, one.schema, one.name) for one in some}
-    routines: dict[tuple[str, str], set[str]] = {}
-    for obj in some:
-        if obj.kind is ObjectKind.ROUTINE:
-            routines.setdefault((obj.schema, obj.name), set()).add(normalize_arguments(obj.arguments))
     for one in names:
-        kinds = TABLE_KINDS if one.kind is ObjectKind.TABLE else (one.kind,)
-        found, similar = any((kind, one.schema, one.name) in objects for kind in kinds), None
+        if one.kind is ObjectKind.SCHEMA or one.schema not in observed.schemas:
+            continue
+        existing = observed.index.names_in(one.schema)
+        found, similar = existing.has(one.kind, one.name), None
         if not found and one.kind is ObjectKind.ROUTINE:
             name, types = split_signature(one.name)
-            overloads = routines.get((one.schema, name), set())
+            overloads = existing.routines.get(name, ())
             found = types is not None and types in overloads
             similar = SimilarRoutines(name, overloads) if overloads else None
         if not found:

@@ -7,13 +7,46 @@ comparisons per object.
 from collections.abc import Collection, Iterable, Iterator, KeysView, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Self
 
-from pgrole_controller.core.privileges.acl import AclEntry, DefaultAcl, ObjectId, ObjectKind, ObservedAcl
+from pgrole_controller.core.privileges.acl import (
+    TABLE_KINDS,
+    AclEntry,
+    DatabaseObject,
+    DefaultAcl,
+    ObjectId,
+    ObjectKind,
+    ObservedAcl,
+)
 from pgrole_controller.core.privileges.privilege_policy import DatabaseFacts
+from pgrole_controller.core.privileges.routine_signature import normalize_arguments
 
 #: By role: its entries, and their privileges if no entry is of a column or has a grant option.
 HeldByRole = Mapping[int, tuple[Sequence[AclEntry], frozenset[str] | None]]
 NOTHING_HELD: tuple[tuple[AclEntry, ...], frozenset[str]] = ((), frozenset())
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaNames:
+    """The names in one schema. `objects`: by kind. `routines`: the normalized arguments of each, by name."""
+
+    objects: Mapping[ObjectKind, Collection[str]]
+    routines: Mapping[str, Collection[str]]
+
+    @classmethod
+    def of(cls, objects: Iterable[DatabaseObject]) -> Self:
+        names: dict[ObjectKind, set[str]] = {}
+        routines: dict[str, set[str]] = {}
+        for obj in objects:
+            names.setdefault(obj.kind, set()).add(obj.name)
+            if obj.kind is ObjectKind.ROUTINE:
+                routines.setdefault(obj.name, set()).add(normalize_arguments(obj.arguments))
+        return cls(names, routines)
+
+    def has(self, kind: ObjectKind, name: str) -> bool:
+        """Whether an object has this name; `kind` TABLE stands for all TABLE_KINDS."""
+        kinds = TABLE_KINDS if kind is ObjectKind.TABLE else (kind,)
+        return any(name in self.objects.get(one, ()) for one in kinds)
 
 
 class AclIndex:
@@ -27,6 +60,7 @@ class AclIndex:
         self._databases: list[int] = []
         self._by_grantee: dict[int, list[list[int]]] = {}
         self._defaults: dict[int, list[DefaultAcl]] = {}
+        self._names: dict[str, SchemaNames] = {}
         self.schema_ids: dict[str, ObjectId] = {}
         by_entries: dict[int, list[int]] = {}  # objects with the same ACL share the tuple
         for place, acl in enumerate(acls):
@@ -65,6 +99,14 @@ class AclIndex:
     def in_schemas(self, schemas: Iterable[str]) -> Sequence[int]:
         """The places of the database, and of the objects of these schemas."""
         return sorted(set[int]().union(*self._of(schemas)))
+
+    def names_in(self, schema: str) -> SchemaNames:
+        """The names of the objects of this schema; the same for every role."""
+        known = self._names.get(schema)
+        if known is None:
+            objects = (self._acls[place].object for place in self._by_schema.get(schema, ()))
+            known = self._names[schema] = SchemaNames.of(objects)
+        return known
 
     def held_outside(self, grantee: int, schemas: Collection[str]) -> Iterator[int]:
         """The places of objects on which the grantee holds something, except those that `in_schemas` returns."""
