@@ -43,7 +43,7 @@ from pgrole_controller.core.privileges.grantee import (
     PrivilegeRule,
     SchemaAccess,
 )
-from pgrole_controller.core.privileges.privilege_difference import combine_drifts
+from pgrole_controller.core.privileges.privilege_difference import PrivilegeDifference, combine_drifts
 from pgrole_controller.core.privileges.privilege_reach import PrivilegeReach
 from pgrole_controller.core.privileges.privilege_result import DriftAuthor, Evidence, News
 from pgrole_controller.core.server_options import DatabaseMode, DatabasesConfig
@@ -257,6 +257,35 @@ async def test_decisions_about_many_objects_run_in_a_thread(
         await world.wait(lambda result: result.drift_count == 1)
     assert threads
     assert threading.main_thread() not in threads
+
+
+async def test_all_reported_drift_is_put_into_words_in_the_thread_that_decides(
+    world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spelled: list[tuple[PrivilegeDifference, threading.Thread]] = []
+    words = vars(PrivilegeDifference)["words"]
+    spell: Callable[[PrivilegeDifference], str] = words.func
+
+    def note(difference: PrivilegeDifference) -> str:
+        spelled.append((difference, threading.current_thread()))
+        return spell(difference)
+
+    for number in range(10):
+        await world.hand.execute(f"CREATE TABLE app.extra_{number} (id int)")
+    monkeypatch.setattr(words, "func", note)
+    monkeypatch.setattr(large_rounds, "MANY_COMPARISONS", 1)
+    world.declare(READ, report_only=True)
+    async with world.working() as worker:
+        await world.wait_settled()
+        await world.hand.execute(f"GRANT DELETE ON ALL TABLES IN SCHEMA app TO {world.role}")
+        await world.wait(lambda result: result.reported[-1:] == ("and 2 more",))
+        count = len(spelled)
+        worker.note_everything()
+        await world.hand.execute(f"REVOKE DELETE ON app.items FROM {world.role}")
+        await world.wait(lambda result: result.reported[-1:] == ("and 1 more",))
+    assert len(spelled) > count >= 12
+    assert {thread for _, thread in spelled}.isdisjoint({threading.main_thread()})
+    assert len({id(one) for one, _ in spelled}) == len(spelled), "each once"
 
 
 async def test_comparisons_with_many_patterns_run_in_a_thread(

@@ -96,12 +96,13 @@ class RoundDecisions:
                 differing=self._screening.select(one.grantee, observed),
             )
             consider_approval(one, observed, new_objects, self._session)
+            one.note_reported()
             self._hold(one)
             if isinstance(one.error, OutdatedAcl) and not one.has_changes:
                 one.error = None  # now it is read again
         except Exception as error:  # noqa: BLE001 -- this role's error
             one.decision, one.changes, one.default_changes = PrivilegeDecision(), (), ()
-            one.approval = None
+            one.approval, one.newly_reported = None, ()
             one.error = contain(error, one.grantee.key)
 
     def _hold(self, one: PrivilegeProgress) -> None:

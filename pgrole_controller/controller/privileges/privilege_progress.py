@@ -38,8 +38,9 @@ Place = tuple[ObjectId | None, str]
 @dataclass(slots=True)
 class PrivilegeProgress:
     """One role during a round. `changes`: without those that are held back. `told`: drift that the changes correct.
-    `reported`: new drift that is left as it is, by author. `corrected`: drift that was corrected in this round.
-    `approval`: which the changes are made for. `decided`: the number of the read that it was last decided about.
+    `newly_reported`: what the decision leaves as it is, and was not announced yet. `reported`: that by author.
+    `corrected`: drift that was corrected in this round. `approval`: which the changes are made for. `decided`: the
+    number of the read that it was last decided about.
     """
 
     grantee: Grantee
@@ -49,6 +50,7 @@ class PrivilegeProgress:
     changes: tuple[AclChange, ...] = ()
     default_changes: tuple[DefaultAclChange, ...] = ()
     told: tuple[AuthorDrift, ...] = ()
+    newly_reported: tuple[PrivilegeDifference, ...] = ()
     reported: tuple[tuple[DriftAuthor, tuple[PrivilegeDifference, ...]], ...] = ()
     corrected: list[PrivilegeDrift] = field(default_factory=list)
     error: PgRoleError | None = None
@@ -58,6 +60,11 @@ class PrivilegeProgress:
     news: list[PrivilegeNews] = field(default_factory=list)
     approval: Approval | None = None
     decided: int = 0
+
+    def note_reported(self) -> None:
+        """Notes what of the reported drift is new. All of it is put into words, which takes long if it is much."""
+        told = self.role.told or ()
+        self.newly_reported = tuple(one for one in self.decision.reported if one.words not in told)
 
     def hold_back(self, grantors: frozenset[str]) -> None:
         """Leaves out what would undo drift of these grantors. What is missing on new objects is still granted."""
@@ -108,11 +115,6 @@ class PrivilegeProgress:
         held = (one for one in self.decision.drift if place_of(one) in self.held_places)
         some = dict.fromkeys((*held, *self.newly_reported))
         return list(islice((one for one in some if one not in self.role.noted), MOST_NOTED_AUTHORS))
-
-    @property
-    def newly_reported(self) -> list[PrivilegeDifference]:
-        """What is left as it is, and was not announced yet."""
-        return [one for one in self.decision.reported if one.words not in (self.role.told or ())]
 
     @property
     def has_changes(self) -> bool:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import cached_property
 
 from pgrole_controller.core.errors import make_legible
 from pgrole_controller.core.names import spell_name
@@ -22,7 +23,7 @@ _LONGEST_NOTE = 1000
 _MOST_PHRASES = 10
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PrivilegeDifference:
     """One privilege that is held but undeclared (`held`), or declared but not held.
 
@@ -49,9 +50,9 @@ class PrivilegeDifference:
         """For people: `SELECT on column hr.people.id`."""
         return f"{'grant option for ' if self.option else ''}{self.privilege} on {self._where}"
 
-    @property
+    @cached_property
     def words(self) -> str:
-        """Past tense, for messages: `DELETE on table app.orders was granted`."""
+        """Past tense, for messages: `DELETE on table app.orders was granted`. Spelled once: there may be very many."""
         return f"{self.what} was {'granted' if self.held else 'revoked'}"
 
     @property
