@@ -17,7 +17,8 @@ from pgrole_controller.core.backoff import Backoff
 from pgrole_controller.core.errors import Reason
 from pgrole_controller.core.privileges import database_places
 from pgrole_controller.core.privileges.grantee import DatabasePrivileges, Grantee, PrivilegeRule
-from pgrole_controller.core.privileges.privilege_result import Evidence, News
+from pgrole_controller.core.privileges.privilege_result import Evidence, News, PrivilegeResult
+from pgrole_controller.core.request import Key
 from pgrole_controller.core.server_options import DatabaseMode, DatabasesConfig
 from pgrole_controller.kube.lease import Term
 from pgrole_controller.local.postgres import PostgresServer
@@ -90,9 +91,47 @@ async def test_the_end_of_a_round_is_no_answer_once_the_database_is_not_listed(
             await anyio.sleep(0.01)
             result = three.result(name)
             assert result is None or result.error is not None or result.digest != grantee.digest_of(name)
+        await three.wait(lambda: getattr(three.result(name), "error", None) is not None, "it says so again")
         three.config = replace(three.config, databases=listed)
         served.note_config()
         await three.wait_settled(name)
+
+
+async def test_only_roles_that_change_are_looked_at_again_in_a_database_that_is_not_listed(
+    three: DatabasesWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise, publishing each of 10,000 roles would look at all of them each time."""
+    name, others = three.names[0], [Key("shop", f"other-{number}") for number in range(3)]
+    looked_at, results = list[Key](), three.grantees.results
+
+    def look(server: str, key: Key) -> dict[str, PrivilegeResult]:
+        looked_at.append(key)
+        return results(server, key)
+
+    def are_told(why: str) -> bool:
+        told = [results(SERVER, key).get(name) for key in (KEY, *others)]
+        return all(one is not None and one.digest and why in str(one.error) for one in told)
+
+    three.config = replace(three.config, databases=DatabasesConfig(("listed",), max=1))
+    three.declare(name)
+    grantee = three.grantees.get(SERVER, KEY)
+    assert grantee is not None
+    for key in others:
+        three.grantees.publish(SERVER, replace(grantee, key=key))
+    monkeypatch.setattr(three.grantees, "results", look)
+    async with three.serving() as served:
+        await three.wait(lambda: are_told("allowed: listed."), "each is told")
+        looked_at.clear()
+        three.declare(name, report_only=True)
+        assert not are_told("")
+        await three.wait(lambda: are_told("allowed: listed."), "the changed one is told again")
+        assert set(looked_at) == {KEY}
+        three.config = replace(three.config, databases=DatabasesConfig(("another",), max=1))
+        served.note_config()
+        await three.wait(lambda: are_told("allowed: another."), "each is told the new reason")
+    looked_at.clear()
+    async with three.run(served):
+        await three.wait(lambda: {KEY, *others} <= {*looked_at}, "a new session looks at each")
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ each other for a bounded time; no two workers are at work in one database.
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -23,7 +23,7 @@ from pgrole_controller.controller.privileges.database_worker import DatabaseCont
 from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core.errors import PgRoleError, Refused
 from pgrole_controller.core.privileges.database_places import Standing, choose_places, outranks
-from pgrole_controller.core.privileges.grantee import PrivilegePolicy
+from pgrole_controller.core.privileges.grantee import Grantee, PrivilegePolicy
 from pgrole_controller.core.privileges.privilege_policy import check_database
 from pgrole_controller.core.privileges.privilege_result import PrivilegeResult
 from pgrole_controller.core.request import Key
@@ -83,6 +83,8 @@ class Databases:
         self._left: set[str] = set()
         self._unstored: list[RecordedDrift] = []  # of databases that are no longer served, or taken in vain
         self._rotation = DatabaseRotation(config, self._note_turn)
+        self._told: dict[str, tuple[str, str]] = {}  # why databases are refused: all their roles were told this
+        self._noted: set[Key] = set()  # roles that may have to be told again
         self._exchange_from = -math.inf
         self._changed = Signal()
 
@@ -109,7 +111,7 @@ class Databases:
         finally:
             self._changed_at = {name: served.worker.changed_at for name, served in self._served.items()}
             self.keep_unstored(self.take_unstored())
-            self._served, self._ending = {}, {}
+            self._served, self._ending, self._told = {}, {}, {}
             self._rotation = DatabaseRotation(self._config, self._note_turn)
 
     def note_change(self, key: Key, names: frozenset[str]) -> None:
@@ -117,6 +119,7 @@ class Databases:
         for name in self._served.keys() & names:
             self._served[name].worker.note_grantee(key)
         self._rotation.wake(names)
+        self._noted.add(key)
         self._changed.set()
 
     def note_config(self) -> None:
@@ -226,8 +229,7 @@ class Databases:
                 self._rotation.remove(name)
                 served.scope = anyio.CancelScope()
                 tasks.start_soon(self._run, name, served, served.scope)
-        for name, error in refused.items():
-            self._report(name, error, self._refuse(name, templates, declared=False) or error)
+        self._report_refused(refused, templates)
 
     def _templates(self) -> frozenset[str]:
         """The databases of published roles that are templates."""
@@ -273,13 +275,26 @@ class Databases:
     def _note_end(self, name: str) -> None:
         if name in self._ending and not self._ending[name].locked():
             del self._ending[name]
+            if self._told.pop(name, None) is not None:  # its last results may have replaced the refusal
+                self._changed.set()
 
-    def _report(self, database: str, error: PgRoleError, former: PgRoleError) -> None:
-        """`former`: for roles whose spec no longer declares privileges there."""
-        server = self._config().name
-        for grantee in self._grantees.of_database(server, database):
-            digest = grantee.digest_of(database)
-            before = self._grantees.results(server, grantee.key).get(database)
-            told = error if database in grantee.declared else former
-            if before is None or before.digest != digest or str(before.error) != str(told):
-                self._grantees.report(server, PrivilegeResult(grantee.key, grantee.uid, database, digest, told))
+    def _report_refused(self, refused: Mapping[str, Refused], templates: frozenset[str]) -> None:
+        """Tells every role in a database why that is refused, and afterwards only roles that are published again: each
+        of very many roles may be published in turn.
+        """
+        server, told = self._config().name, dict[str, tuple[str, str]]()
+        noted, self._noted = self._noted, set()
+        for name, error in refused.items():
+            former = self._refuse(name, templates, declared=False) or error
+            published = self._grantees.published_in(server, name)
+            told[name] = str(error), str(former)
+            keys = noted & published.keys() if self._told.get(name) == told[name] else published.keys()
+            for grantee in [published[key] for key in keys]:
+                self._report(grantee, name, error if name in grantee.declared else former)
+        self._told = told
+
+    def _report(self, grantee: Grantee, database: str, error: PgRoleError) -> None:
+        server, digest = self._config().name, grantee.digest_of(database)
+        before = self._grantees.results(server, grantee.key).get(database)
+        if before is None or before.digest != digest or str(before.error) != str(error):
+            self._grantees.report(server, PrivilegeResult(grantee.key, grantee.uid, database, digest, error))
