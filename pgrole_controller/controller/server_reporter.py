@@ -92,6 +92,7 @@ class ServerReporter:
         self._drifts_written_at: dict[str, float] = {}
         self._own: dict[str, dict[str, Any]] = {}  # by uid: _OWN_FIELDS as this leader last wrote or found them
         self._overwritten_at: dict[str, float] = {}  # by uid: since when another installation's values stand there
+        self._standing: dict[str, tuple[str, dict[str, Any]]] = {}  # by uid: status as written, version of the answer
         self._older_crds_until = 0.0
         self._resting: dict[str, tuple[float, float]] = {}  # after failures: until when, and for how long
         self._reported: set[str] = set()  # names of those that are being written
@@ -126,7 +127,7 @@ class ServerReporter:
         for by_name in (self._counted_at, self._resting):
             for name in by_name.keys() - names:
                 del by_name[name]
-        for by_uid in (self._drifts, self._drifts_written_at, self._own, self._overwritten_at):
+        for by_uid in (self._drifts, self._drifts_written_at, self._own, self._overwritten_at, self._standing):
             for uid in by_uid.keys() - uids:
                 del by_uid[uid]
 
@@ -196,11 +197,16 @@ class ServerReporter:
         drifts = self._count_drifts(worker, stored.uid, previous)
         if drifts is not None:
             status["driftsPerHour"] = drifts
-        if not unchanged(previous, status):
+        if not unchanged(previous, status) and not self._stands(stored, status):
             await self._apply(worker, stored, previous, status)
         if "driftsPerHour" in status and drifts != previous.get("driftsPerHour"):
             self._drifts_written_at[stored.uid] = anyio.current_time()
         self._own[stored.uid] = {name: status.get(name) for name in _OWN_FIELDS}
+
+    def _stands(self, stored: Stored, status: dict[str, Any]) -> bool:
+        """Whether writing this status again would change nothing: what else stands there, other field managers own."""
+        version, written = self._standing.get(stored.uid, ("", None))
+        return stored.resource_version == version and unchanged(written, status)
 
     def _with_own(self, uid: str, previous: Mapping[str, Any]) -> Mapping[str, Any]:
         """Returns the status with the values that this installation wrote or found, for as long as it leaves what
@@ -229,6 +235,7 @@ class ServerReporter:
                 return
             written = await apply_status(self._client, PGSERVERS, stored, status)
         self._store.put(written, by=stored.key)
+        self._standing[stored.uid] = written.resource_version, status
 
     def _count_drifts(self, worker: ServerWorker, uid: str, previous: Mapping[str, Any]) -> list[dict[str, Any]] | None:
         """Adds up what the status held when this process first wrote it, and what was counted since. None: left out."""
