@@ -182,11 +182,7 @@ class Reporter:
             self._statuses.forget(stored.key)
             if FINALIZER not in (stored.object()["metadata"].get("finalizers") or ()):
                 return
-        written = await apply_finalizer(self._client, PGROLES, stored, bool(present))
-        if written is not None:
-            self._store.put(written, by=stored.key)
-        else:  # it is gone, though the watch does not say so yet
-            self._store.remove(stored.key, stored.uid)
+        self._store.settle(stored, await apply_finalizer(self._client, PGROLES, stored, bool(present)))
 
     def _record_action(self, result: Result) -> None:
         stored = result.target.stored

@@ -149,9 +149,12 @@ class ServerReporter:
     async def _hold_and_write(self, worker: ServerWorker, stored: Stored) -> None:
         if not await self._hold(stored):
             return
+        current = self._store.get(stored.key)
+        if current is None:
+            return
         # A PgServer that was created again, or that replaces PGROLE_DSN, is not yet the one that the worker serves.
-        if worker.server.uid == stored.uid:
-            await self._write(worker, self._store.get(stored.key) or stored)
+        if worker.server.uid == current.uid:
+            await self._write(worker, current)
 
     def _rest(self, name: str, error: Exception) -> None:
         _, last = self._resting.get(name, _AWAKE)
@@ -185,8 +188,7 @@ class ServerReporter:
         namespace = self._objects.namespace
         manager = FINALIZER_MANAGER if finalizer == FINALIZER else f"{FINALIZER_MANAGER}-{namespace}"
         written = await apply_finalizer(self._client, PGSERVERS, stored, present, finalizer=finalizer, manager=manager)
-        if written is not None:
-            self._store.put(written, by=stored.key)
+        self._store.settle(stored, written)
 
     async def _write(self, worker: ServerWorker, stored: Stored) -> None:
         obj = stored.object()

@@ -168,6 +168,14 @@ class Store:
             return None
         return self._announce(self._set(key, old, None, by))
 
+    def settle(self, seen: Stored, written: Stored | None) -> Change | None:
+        """Stores what the API server answered to a write to `seen`; None: that object is gone, though the watch may not
+        say so yet.
+        """
+        if written is not None:
+            return self.put(written, by=seen.key)
+        return self.remove(seen.key, seen.uid)
+
     def replace(self, everything: Iterable[Stored]) -> list[Change]:
         """Replaces everything by a complete list, whatever its versions; objects not listed are removed.
 

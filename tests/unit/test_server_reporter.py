@@ -580,6 +580,37 @@ async def test_a_pgserver_stays_while_any_of_several_installations_has_pgroles_f
         assert api.finalizers == []
 
 
+class GoneServerApi:
+    """The PgServer is gone, or another one has its name."""
+
+    def __init__(self, successor: str | None) -> None:
+        self.successor = successor
+        self.patches = 0
+
+    async def request(self, method: str, path: str, **_: object) -> bytes:
+        self.patches += method == "PATCH"
+        if self.successor is None:
+            raise ApiError(404, "NotFound", f"{method} {path}")
+        if method == "PATCH":
+            raise ApiError(409, "Conflict", f"{method} {path}")
+        return json.dumps({"kind": "PgServer", "metadata": metadata(1, self.successor)}).encode()
+
+
+@in_timelapse
+@pytest.mark.parametrize("successor", [None, "third"])
+async def test_a_pgserver_that_is_gone_before_its_finalizer_is_set_is_forgotten(successor: str | None) -> None:
+    world = ServerReporterWorld()
+    api = GoneServerApi(successor)
+    world.reporter._client = cast("Client", api)
+    world.worker.keeper.state, world.worker.keeper.server = SessionState.ACTIVE, declared(2, "second")
+    seen = pack({"kind": "PgServer", "metadata": metadata(2, "second") | {"finalizers": []}, "spec": {}})
+    world.store.put(seen)
+    async with running(world):
+        await anyio.sleep(3.0)
+    assert world.store.get(seen.key) is None
+    assert api.patches == 1
+
+
 def test_of_too_many_databases_those_without_a_session_are_kept() -> None:
     served = [DatabaseState(f"a{number:04}", DatabaseMode.EVENTS, "") for number in range(MOST_DATABASES)]
     failing = DatabaseState("z", None, "no session")
