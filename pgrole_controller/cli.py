@@ -242,7 +242,7 @@ def config_of(settings: Settings) -> "Config":
     from pgrole_controller.controller.declaration import ControllerConfig
     from pgrole_controller.controller.server_config import DEFAULT_SERVER, ServerConfig
     from pgrole_controller.core.server_options import DatabasesConfig
-    from pgrole_controller.kube.credentials import in_cluster_namespace
+    from pgrole_controller.kube.contexts import in_cluster_namespace
     from pgrole_controller.postgres.connection import Endpoint
     from pgrole_controller.postgres.token import TokenCommand
 

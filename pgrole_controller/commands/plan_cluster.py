@@ -43,7 +43,7 @@ class ClusterView:
 
 
 def current_namespace(choice: ServerChoice) -> str:
-    """The namespace asked for, else that of the kubeconfig's context. Raises NotConfigured."""
+    """The namespace asked for, else that of the pod or the kubeconfig's context. Raises NotConfigured."""
     return choice.namespace or read_namespace(choice.kubeconfig, choice.context) or DEFAULT_NAMESPACE
 
 

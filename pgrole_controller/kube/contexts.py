@@ -1,4 +1,5 @@
-"""The contexts of a kubeconfig: the namespace that one names, for commands that people run, and whether it exists.
+"""The namespace that commands look at by default, as a pod or the context of a kubeconfig has it, and which contexts
+exist.
 
 Read without the client's library, so that a command without a cluster needs neither.
 """
@@ -17,16 +18,35 @@ _LARGEST = 8 * 2**20
 #: Where kubectl looks, too.
 HOME_CONFIG = "~/.kube/config"
 
+#: Variable and file that each pod with a service account has.
+SERVICE_HOST = "KUBERNETES_SERVICE_HOST"
+SERVICE_TOKEN = "/var/run/secrets/kubernetes.io/serviceaccount/token"  # noqa: S105 - a path
+
 
 def is_file(path: str) -> bool:
     """Whether it is a file, for whatever text: a user may have no home, and a path may be too long for one."""
     return os.path.isfile(os.path.expanduser(path))  # noqa: PTH111, PTH113 -- unlike Path's, they raise nothing
 
 
+def uses_pod(kubeconfig: str | None, context: str | None) -> bool:
+    """Whether the API server is that of this process's pod: nothing names a kubeconfig or a context."""
+    named = kubeconfig or os.environ.get("KUBECONFIG") or context is not None
+    return not named and bool(os.environ.get(SERVICE_HOST)) and is_file(SERVICE_TOKEN)
+
+
+def in_cluster_namespace() -> str | None:
+    """Returns the namespace of this process's pod; None outside a cluster."""
+    file = Path(SERVICE_TOKEN).with_name("namespace")
+    return file.read_text(encoding="utf-8").strip() or None if file.is_file() else None
+
+
 def read_namespace(kubeconfig: str | None, context: str | None) -> str | None:
-    """The namespace of the context (None: the current one) in `kubeconfig`, KUBECONFIG or ~/.kube/config; None if it
-    names none. Raises WrongKubeconfig for a file that cannot be read.
+    """The namespace of this process's pod if its API server is used, else that of the context (None: the current one)
+    in `kubeconfig`, KUBECONFIG or ~/.kube/config; None if it names none. Raises WrongKubeconfig for a file that cannot
+    be read.
     """
+    if uses_pod(kubeconfig, context):
+        return in_cluster_namespace()
     current, contexts = _read_contexts(kubeconfig or os.environ.get("KUBECONFIG") or HOME_CONFIG)
     chosen = contexts.get(context or current or "", {})
     return _text(chosen.get("namespace"))

@@ -13,7 +13,8 @@ from typing import Any
 import anyio
 
 from pgrole_controller import imports
-from pgrole_controller.kube.contexts import HOME_CONFIG, check_context, is_file
+from pgrole_controller.kube import contexts
+from pgrole_controller.kube.contexts import HOME_CONFIG, SERVICE_HOST, check_context, is_file
 from pgrole_controller.kube.errors import NotConfigured, WrongKubeconfig
 
 imports.register_kubernetes()
@@ -22,12 +23,7 @@ imports.register_kubernetes()
 # yaml.
 from kubernetes_asyncio.client import Configuration  # noqa: E402 - light only once it is registered
 from kubernetes_asyncio.config.config_exception import ConfigException as ConfigException  # noqa: E402
-from kubernetes_asyncio.config.incluster_config import (  # noqa: E402
-    SERVICE_CERT_FILENAME,
-    SERVICE_HOST_ENV_NAME,
-    SERVICE_TOKEN_FILENAME,
-    InClusterConfigLoader,
-)
+from kubernetes_asyncio.config.incluster_config import SERVICE_CERT_FILENAME, InClusterConfigLoader  # noqa: E402
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +73,7 @@ async def load_address(
     Uses `address` with the CAs in `ca_file` (None: the system's), else the address that a pod has in its environment
     unless a kubeconfig or a context is given, else the kubeconfig without its user. Raises NotConfigured.
     """
-    host = os.environ.get(SERVICE_HOST_ENV_NAME)
+    host = os.environ.get(SERVICE_HOST)
     if host and address is None and kubeconfig is None and context is None:
         port = os.environ.get("KUBERNETES_SERVICE_PORT", "443")
         address = f"https://{f'[{host}]' if ':' in host else host}:{port}"
@@ -125,7 +121,7 @@ def _find(kubeconfig: str | None, context: str | None) -> str | None:
             message = f"kubeconfig {files} does not exist: {CHOICES}"
             raise (WrongKubeconfig if kubeconfig else NotConfigured)(message)
         return files
-    if context is None and os.environ.get(SERVICE_HOST_ENV_NAME) and Path(SERVICE_TOKEN_FILENAME).is_file():
+    if contexts.uses_pod(kubeconfig, context):
         return None
     if is_file(HOME_CONFIG):
         return str(Path(HOME_CONFIG).expanduser())
@@ -170,16 +166,10 @@ def _loading() -> Iterator[None]:
         raise
 
 
-def in_cluster_namespace() -> str | None:
-    """Returns the namespace of this process's pod; None outside a cluster."""
-    file = Path(SERVICE_TOKEN_FILENAME).with_name("namespace")
-    return file.read_text(encoding="utf-8").strip() or None if file.is_file() else None
-
-
 def _load_in_cluster() -> Credentials:
     configuration = Configuration()
     loader = InClusterConfigLoader(
-        token_filename=SERVICE_TOKEN_FILENAME, cert_filename=SERVICE_CERT_FILENAME, try_refresh_token=False
+        token_filename=contexts.SERVICE_TOKEN, cert_filename=SERVICE_CERT_FILENAME, try_refresh_token=False
     )
     try:
         loader.load_and_set(configuration)

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from aiohttp import web
 
-from pgrole_controller.kube import credentials
+from pgrole_controller.kube import contexts, credentials
 from pgrole_controller.kube.client import ApiAddress, Client
 from pgrole_controller.kube.errors import ApiError, NotConfigured, Unreachable, WrongKubeconfig
 from pgrole_controller.local.apiserver import ApiServer
@@ -388,7 +388,7 @@ async def test_in_a_pod_the_address_comes_from_the_environment(monkeypatch: pyte
 def pod(api_server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """This process has a ServiceAccount of another cluster and no kubeconfig; returns its home."""
     (tmp_path / "token").write_text("of the pod")
-    monkeypatch.setattr(credentials, "SERVICE_TOKEN_FILENAME", str(tmp_path / "token"))
+    monkeypatch.setattr(contexts, "SERVICE_TOKEN", str(tmp_path / "token"))
     monkeypatch.setattr(credentials, "SERVICE_CERT_FILENAME", str(api_server.ca))
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
@@ -415,3 +415,20 @@ async def test_in_a_pod_a_context_means_the_kubeconfig(api_server: ApiServer, po
             await load
     own = await credentials.load(None, context=None, strict_tls=True)
     assert (own.source, own.configuration.host) == ("in-cluster", "https://10.0.0.1:443")
+
+
+async def test_in_a_pod_the_namespace_is_that_of_the_cluster_that_is_asked(api_server: ApiServer, pod: Path) -> None:
+    (pod / "namespace").write_text("of-the-pod\n")
+    (pod / ".kube").mkdir()
+    config = yaml.safe_load(api_server.kubeconfig.read_text())
+    (context,) = config["contexts"]
+    context["context"]["namespace"] = "of-the-context"
+    (pod / ".kube" / "config").write_text(yaml.safe_dump(config))
+    for name, source, namespace in (
+        (None, "in-cluster", "of-the-pod"),
+        (context["name"], str(pod / ".kube" / "config"), "of-the-context"),
+    ):
+        assert (await credentials.load(None, context=name, strict_tls=True)).source == source
+        assert contexts.read_namespace(None, name) == namespace
+    given = str(pod / ".kube" / "config")
+    assert contexts.read_namespace(given, None) == "of-the-context"
