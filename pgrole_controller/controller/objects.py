@@ -275,6 +275,9 @@ class Objects:
     def in_namespace(self, namespace: str) -> list[Key]:
         return [key for key, _ in self.store.items() if key.namespace == namespace]
 
+    def is_of_server(self, server: str, key: Key) -> bool:
+        return self.store.has_index(_server_entry(server), key)
+
     def of_server(self, server: str) -> set[Key]:
         """The objects that name this server."""
         return self.store.by_index(_server_entry(server))

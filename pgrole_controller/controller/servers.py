@@ -277,10 +277,8 @@ async def resync(worker: ServerWorker, draw: Callable[[], float]) -> None:
         rounds = min(max(len(keys), 1), ROUNDS)
         size = math.ceil(len(keys) / rounds)
         for start in range(rounds):
-            present = worker.keys()  # an object may be another server's by now
             for key in keys[start * size : (start + 1) * size]:
-                if key in present:
-                    worker.enqueue(key, RequestReason.RESYNC, Rank.RESYNC)
+                worker.enqueue(key, RequestReason.RESYNC, Rank.RESYNC)
             if await _wait(worker, period / rounds):
                 break
 

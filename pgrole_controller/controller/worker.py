@@ -135,7 +135,11 @@ class ServerWorker:
         return self._objects.of_server(self.server.name)
 
     def enqueue(self, key: Key, reason: RequestReason, rank: Rank) -> None:
-        self._queue.put(self.server.name, Request(key, reason, rank))
+        """Enqueues an object, unless it was deleted meanwhile, or created again for another server: the queue would
+        take it from that one.
+        """
+        if self._objects.is_of_server(self.server.name, key):
+            self._queue.put(self.server.name, Request(key, reason, rank))
 
     def enqueue_all(self, reason: RequestReason, rank: Rank) -> None:
         for key in self.keys():

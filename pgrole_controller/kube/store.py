@@ -123,6 +123,10 @@ class Store:
     def by_index(self, value: str) -> set[Key]:
         return set(self._indexed.get(value, ()))
 
+    def has_index(self, value: str, key: Key) -> bool:
+        """Whether `by_index` finds this key."""
+        return key in self._indexed.get(value, ())
+
     def count_index(self, value: str) -> int:
         return len(self._indexed.get(value, ()))
 

@@ -1,6 +1,7 @@
 """controller/objects: which rivals are read together with an object."""
 
 import copy
+from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -16,7 +17,9 @@ from pgrole_controller.controller.sources import PgRoleSource
 from pgrole_controller.controller.worker import ServerWorker
 from pgrole_controller.core.connection_secret import HASH, Address
 from pgrole_controller.core.policy import ServerPolicy
-from pgrole_controller.core.request import Key
+from pgrole_controller.core.privileges.privilege_result import DriftAuthor, Evidence
+from pgrole_controller.core.request import Key, Request, RequestReason
+from pgrole_controller.core.role_drift import RoleDrift
 from pgrole_controller.core.state import Desired
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.store import Store
@@ -138,6 +141,18 @@ class TestThousandsThatNameOneRole:
         worker = ServerWorker(ServerConfig("default", None, ServerPolicy(), address), make_context(queue, crowd))
         worker._note_notification(("app", "alone"))
         assert {item.key.name for item in await queue.take("default", 2)} == {"had", "alone"}
+
+
+async def test_a_late_cause_of_drift_does_not_take_an_object_from_the_server_that_it_moved_to(objects: Objects) -> None:
+    key, drift = put(objects, "app").key, RoleDrift("app", 20_000, "uid-app", ("login",), True, datetime.now(UTC))
+    queue = Queue()
+    address = Address("db", 5432, "app", "require")
+    worker = ServerWorker(ServerConfig("default", None, ServerPolicy(), address), make_context(queue, objects))
+    objects.store.remove(key, "uid-app")
+    put(objects, "app", uid="again", spec={"name": "app", "serverRef": {"name": "other"}})
+    queue.put("other", Request(key, RequestReason.OBJECT))
+    worker.attributor._keep_cause(key, drift, DriftAuthor(Evidence.LOG, "alice"))
+    assert (queue.backlog("default").depth, queue.backlog("other").depth) == (0, 1)
 
 
 async def test_of_the_secrets_that_claim_to_be_an_objects_former_ones_only_a_few_are_seen(objects: Objects) -> None:

@@ -33,6 +33,9 @@ class FakeObjects:
     def of_server(self, _: str) -> set[Key]:
         return self.keys
 
+    def is_of_server(self, _: str, key: Key) -> bool:
+        return key in self.keys
+
 
 @pytest.mark.parametrize("changed", [{"generation": 2}, {"age": ("2027-01-01T00:00:00Z", "recreated")}])
 async def test_claims_are_to_record_another_pgserver_or_generation_of_it(changed: dict[str, Any]) -> None:
