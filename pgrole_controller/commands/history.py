@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -21,7 +21,6 @@ from pgrole_controller.commands.output import (
 from pgrole_controller.commands.server_reading import (
     ServerChoice,
     find_server,
-    of_dsn,
     open_cluster,
     read_server,
     reading,
@@ -115,9 +114,9 @@ async def _read(options: argparse.Namespace, choice: ServerChoice) -> History:
 
 async def _find_server(choice: ServerChoice) -> ServerConfig:
     """Returns the server, without an endpoint if its Secret cannot be read: the cluster may know its drifts."""
-    if choice.server is None and choice.dsn is not None:
-        return of_dsn(choice.dsn)  # with --context, too: it names the cluster to read if the database has no history
-    if choice.server is None or choice.dsn is not None:
+    if choice.server is None:  # then flags name the cluster to read if the database has no history
+        return await find_server(replace(choice, kubeconfig=None, context=None))
+    if choice.dsn is not None:
         return await find_server(choice)
     async with open_cluster(choice) as client:
         return await read_server(client, choice.server, choice.own_namespace)
