@@ -59,7 +59,7 @@ def decide_password(
     record = _record(desired, claim)
     if existing is None:  # the password was dropped with the role
         record = replace(record, source=UNSET if "password" in desired.ignore else "", digest="")
-    elif claim is not None and _is_replaced(desired, existing, claim):
+    elif claim is not None and _is_replaced(desired, existing, claim, server):
         record = replace(record, source="", digest="")
     left = _is_left(desired, existing, observed.claim, record)
     if server.away:
@@ -103,10 +103,15 @@ def _is_own(desired: Desired, claim: Claim) -> bool:
     return (claim.owner.cluster, claim.owner.object_uid) == (owner.cluster, owner.object_uid)
 
 
-def _is_replaced(desired: Desired, existing: ObservedRole, claim: Claim) -> bool:
-    """Whether someone dropped the role and created it again, and its password cannot be read."""
+def _is_replaced(desired: Desired, existing: ObservedRole, claim: Claim, server: Server) -> bool:
+    """Whether someone dropped the role and created it again, and its password cannot be read. Policy Report reports
+    that as drift of the role, so the password is set once that is approved, or with another spec; on another server, it
+    is no drift.
+    """
+    if desired.report_only and claim.system_identifier != server.system_identifier:
+        return False
     unknown = existing.role.password == UNSEEN and existing.oid != claim.role_oid
-    return unknown and not (desired.report_only or "password" in desired.ignore)
+    return unknown and "password" not in desired.ignore
 
 
 def _is_left(desired: Desired, existing: ObservedRole | None, claim: Claim | None, record: PasswordRecord) -> bool:

@@ -8,6 +8,7 @@ import anyio
 import pytest
 import pytest_asyncio
 
+from pgrole_controller.core.approval import APPROVE
 from pgrole_controller.core.contest import FIRST_DELAY, LIMIT
 from pgrole_controller.local.apiserver import ApiServer
 from pgrole_controller.local.postgres import PostgresServer
@@ -156,6 +157,25 @@ async def test_a_role_that_someone_created_again_gets_its_password_although_it_c
         BEGIN; DROP ROLE "{role}"; CREATE ROLE "{role}" LOGIN PASSWORD 'guessed';
         GRANT "{role}" TO "{CONTROLLER_ROLE}" WITH ADMIN OPTION; COMMIT
     """)
+    await database.wait_password(role, "first")
+    await kube.wait_ready("app")
+
+
+async def test_a_role_that_someone_created_again_gets_its_password_once_that_is_approved(
+    kube: Kube, database: Database, role: str
+) -> None:
+    await kube.apply_secret("app-password", password="first")
+    spec = {"name": role, "login": True, "password": {"secretRef": {"name": "app-password"}}}
+    await kube.apply("app", **spec, drift={"policy": "Report"})
+    await kube.wait_ready("app")
+    await database.execute(f"""
+        BEGIN; DROP ROLE "{role}"; CREATE ROLE "{role}" LOGIN PASSWORD 'guessed';
+        GRANT "{role}" TO "{CONTROLLER_ROLE}" WITH ADMIN OPTION; COMMIT
+    """)
+    obj = await kube.wait_for("app", lambda obj: "digest" in obj["status"].get("approval", {}), "an offer")
+    assert obj["status"]["lastDrift"]["fields"] == ["role"]
+    await database.wait_password(role, "guessed")
+    await kube.patch("app", {"metadata": {"annotations": {APPROVE: f"{obj['status']['approval']['digest']}/x"}}})
     await database.wait_password(role, "first")
     await kube.wait_ready("app")
 

@@ -43,7 +43,7 @@ from pgrole_controller.core.privileges.granted_privileges import GrantedPrivileg
 from pgrole_controller.core.privileges.grantee import DatabasePrivileges, Grantee
 from pgrole_controller.core.privileges.privilege_result import PrivilegeResult
 from pgrole_controller.core.request import Key
-from pgrole_controller.core.role import Membership, ObservedRole, Password, Role, digest
+from pgrole_controller.core.role import UNSEEN, Membership, ObservedRole, Password, Role, digest
 from pgrole_controller.core.scram import make_verifier
 from pgrole_controller.core.state import Desired, Observed, Server
 from pgrole_controller.postgres.apply import _without
@@ -190,6 +190,26 @@ class TestTheDecision:
         plan = look(desired(), other)
         assert (plan.reported, plan.writes) == (("role",), False)
         assert look(desired(approve(plan)), other).owner == ME
+
+    def test_a_role_that_someone_created_again_gets_its_password_only_after_approval_though_it_cannot_be_read(
+        self,
+    ) -> None:
+        secret = SecretVersion("s-uid", "1")
+        asked = desired(
+            password=DesiredPassword(PasswordOrigin.SECRET, secret="source", key="password"),
+            secrets=ObservedSecrets(password=secret),
+        )
+        record = PasswordRecord(source=f"{secret}/password", digest=OURS.digest)
+        again = ObservedRole(OID + 1, replace(DESIRED, password=UNSEEN))
+        task = look(asked, again, record=record).password_task
+        assert task is not None
+        found = replace(asked, password_result=PasswordResult(password_task=task, source=record.source, verifier=OURS))
+        plan = look(found, again, record=record)
+        assert (plan.reported, plan.writes, plan.record) == (("role",), False, None)
+        elsewhere = replace(SERVER, system_identifier=8)
+        assert look(asked, again, elsewhere, record=record).password_task is None
+        plan = look(replace(found, approval=approve(plan)), again, record=record)
+        assert plan.changes == (SetAttribute("app", "password", Password(OURS.digest)),)
 
     def test_approved_drift_is_not_corrected_while_the_api_server_is_unreachable(self) -> None:
         with pytest.raises(PgRoleError):

@@ -99,7 +99,6 @@ class TestKnownPasswords:
         assert run(asked, record, again).password_task is not None
         disabled = run(desired(DISABLED), PasswordRecord(source=NO_PASSWORD), again)
         assert (disabled.left, disabled.password) == (False, None)
-        assert run(replace(asked, report_only=True), record, again).password_task is None
         assert run(desired(ignore=frozenset({"password"})), DECIDED, again).password_task is None
 
     def test_the_same_secret_and_the_same_verifier_need_nothing(self) -> None:
