@@ -8,12 +8,16 @@ from pydantic_core import PydanticCustomError
 
 from pgrole_controller.api.meta import Model
 from pgrole_controller.api.validation import (
+    LABEL_KEYS,
     LONGEST_LABEL,
     LONGEST_NAME,
     OBJECT_KEY,
     OBJECT_NAME,
     between,
     duration_schema,
+    is_annotation_key,
+    is_label_key,
+    label_keys_rule,
     rule,
     rules,
 )
@@ -110,11 +114,37 @@ _Text = Annotated[str, Field(max_length=_LONGEST_TEXT)]
 _KEYS_RULE = rule(f"self.all(key, size(key) <= {LONGEST_NAME} && key.matches('{OBJECT_KEY}'))", _KEYS)
 
 
+_LABELS = f"spec.connectionSecret.template.metadata.labels: {LABEL_KEYS}"
+_ANNOTATIONS = f"spec.connectionSecret.template.metadata.annotations: {LABEL_KEYS}"
+
+
+def _check_labels(labels: dict[str, str]) -> dict[str, str]:
+    if not all(map(is_label_key, labels)):
+        raise PydanticCustomError("keys", _LABELS)
+    return labels
+
+
+def _check_annotations(annotations: dict[str, str]) -> dict[str, str]:
+    if not all(map(is_annotation_key, annotations)):
+        raise PydanticCustomError("keys", _ANNOTATIONS)
+    return annotations
+
+
 class TemplateMetadata(Model):
     """Labels and annotations of the Secret. The prefixes of Kubernetes and of pgrole.dev are reserved."""
 
-    labels: dict[str, _Label] = Field(default_factory=dict, max_length=32, description="Labels of the Secret.")
-    annotations: dict[str, _Text] = Field(default_factory=dict, max_length=32, description="Annotations of the Secret.")
+    labels: Annotated[dict[str, _Label], AfterValidator(_check_labels)] = Field(
+        default_factory=dict,
+        max_length=32,
+        description="Labels of the Secret.",
+        json_schema_extra=rules(label_keys_rule(_LABELS)),
+    )
+    annotations: Annotated[dict[str, _Text], AfterValidator(_check_annotations)] = Field(
+        default_factory=dict,
+        max_length=32,
+        description="Annotations of the Secret.",
+        json_schema_extra=rules(label_keys_rule(_ANNOTATIONS, capitals=True)),
+    )
 
 
 class SecretTemplate(Model):

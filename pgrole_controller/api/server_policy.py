@@ -2,17 +2,26 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, StrictBool, model_validator
+from pydantic import AfterValidator, Field, StrictBool, model_validator
 from pydantic_core import PydanticCustomError
 
 from pgrole_controller.api.meta import UNIQUE, Model, Pattern
 from pgrole_controller.api.server_databases import AllowedPrivileges
-from pgrole_controller.api.validation import list_schema, rule, rules
+from pgrole_controller.api.validation import (
+    LABEL_KEYS,
+    is_label_key,
+    label_keys_rule,
+    list_schema,
+    rule,
+    rules,
+)
 
 _SELECTOR = "spec.allow.namespaces: set either matchNames, or matchLabels and matchExpressions, not both"
 _REQUIREMENT = (
     "spec.allow.namespaces.matchExpressions: In and NotIn require values, Exists and DoesNotExist forbid them"
 )
+
+_LABELS = f"spec.allow.namespaces.matchLabels: {LABEL_KEYS}"
 
 Attribute = Literal["superuser", "createrole", "createdb", "replication", "bypassrls"]
 
@@ -38,6 +47,12 @@ class LabelRequirement(Model):
         return self
 
 
+def _check_labels(labels: dict[str, str]) -> dict[str, str]:
+    if not all(map(is_label_key, labels)):
+        raise PydanticCustomError("keys", _LABELS)
+    return labels
+
+
 class NamespaceSelector(Model):
     """Namespaces whose PgRoles are admitted, by name or by label."""
 
@@ -47,10 +62,11 @@ class NamespaceSelector(Model):
         max_length=256,
         json_schema_extra=list_schema(256),
     )
-    match_labels: dict[str, Annotated[str, Field(max_length=63)]] = Field(
+    match_labels: Annotated[dict[str, Annotated[str, Field(max_length=63)]], AfterValidator(_check_labels)] = Field(
         default_factory=dict,
         description="Labels that the namespace must have. All must match.",
         max_length=16,
+        json_schema_extra=rules(label_keys_rule(_LABELS)),
     )
     match_expressions: list[LabelRequirement] = Field(
         default_factory=list,

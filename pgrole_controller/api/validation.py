@@ -6,7 +6,7 @@ Separate from the models, because settings parse names and durations before pyda
 import re
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final
 
 #: Names of Kubernetes objects: DNS subdomains.
 OBJECT_NAME = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
@@ -14,9 +14,16 @@ OBJECT_NAME = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*
 #: Keys of Secrets and ConfigMaps.
 OBJECT_KEY = r"^[-._a-zA-Z0-9]+$"
 
-#: Limits in characters: of object names and keys, and of labels.
+#: Limits in characters: of object names and keys, of labels, and of their keys.
 LONGEST_NAME = 253
 LONGEST_LABEL = 63
+LONGEST_LABEL_KEY = LONGEST_NAME + len("/") + LONGEST_LABEL
+
+#: What is said of a key of a label or annotation that is none, after the name of the field.
+LABEL_KEYS: Final = (
+    "a key must be a name of at most 63 letters, digits, -, _ or ., after a domain of at most 253 characters and a "
+    "slash if it has one, such as example.com/team"
+)
 
 _WORD = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9_.]*[A-Za-z0-9])?")
 
@@ -44,6 +51,11 @@ def is_label_key(text: str) -> bool:
     return (not slash or is_object_name(domain)) and name != "" and is_label_value(name)
 
 
+def is_annotation_key(text: str) -> bool:
+    """Tells whether the text is a key of an annotation: its domain may have capitals; ValidateAnnotations there."""
+    return text.isascii() and is_label_key(text.lower())
+
+
 def is_label_value(text: str) -> bool:
     """Tells whether the text is a label's value; IsValidLabelValue there."""
     return text == "" or (len(text) <= LONGEST_LABEL and _WORD.fullmatch(text) is not None)
@@ -57,6 +69,15 @@ def rule(expression: str, message: str, *, field_path: str = "") -> dict[str, An
     if field_path:
         made["fieldPath"] = field_path
     return made
+
+
+def label_keys_rule(message: str, *, capitals: bool = False) -> dict[str, Any]:
+    """Builds the CEL rule that each key of a map is one of a label, or with `capitals` one of an annotation."""
+    part = "[a-zA-Z0-9]([-a-zA-Z0-9]*[a-zA-Z0-9])?" if capitals else "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+    name = f"[A-Za-z0-9]([-A-Za-z0-9_.]{{0,{LONGEST_LABEL - 2}}}[A-Za-z0-9])?"
+    pattern = f"^({part}([.]{part})*/)?{name}$"
+    fits = f"size(key) <= {LONGEST_LABEL_KEY} && key.indexOf('/') <= {LONGEST_NAME}"
+    return rule(f"self.all(key, {fits} && key.matches('{pattern}'))", message)
 
 
 def rules(*every: dict[str, Any]) -> dict[str, Any]:

@@ -24,12 +24,15 @@ pytestmark = pytest.mark.slow
 PRESENT = None
 #: A field that neither release knows.
 LATER = "ofALaterRelease"
-#: Two spellings of one parameter, of which one was never applied, and names that are too long for a database. Other
-#: fields of such objects can still be changed.
+#: Two spellings of one parameter, of which one was never applied, names that are too long for a database, and keys that
+#: no label or annotation can have. Other fields of such objects can still be changed.
 REFUSED_SINCE = {
     ".spec.databaseParameters.items.database: x-kubernetes-validations",
     ".spec.parameters: x-kubernetes-validations",
     ".spec.databaseParameters.items.parameters: x-kubernetes-validations",
+    ".spec.connectionSecret.template.metadata.labels: x-kubernetes-validations",
+    ".spec.connectionSecret.template.metadata.annotations: x-kubernetes-validations",
+    ".spec.allow.namespaces.matchLabels: x-kubernetes-validations",
 }
 #: Patterns that match whatever they did before, and more.
 WIDENED_SINCE = {".spec.connection.hosts.items: pattern"}
@@ -235,6 +238,32 @@ async def test_objects_and_samples_of_the_previous_release_are_still_valid_and_c
         metadata = (await server.request("GET", path))["metadata"] | {"labels": {"seen": "again"}}
         answer = await server.request("PUT", path, obj | {"metadata": metadata})
         assert answer["spec"] == obj["spec"], path
+
+
+async def test_objects_that_no_longer_could_be_created_can_be_changed_and_their_status_written(
+    team_objects: TeamObjects,
+) -> None:
+    kube = team_objects.kube
+    odd = {"k" * 400: "x", "a b": "x"}
+    metadata = {"labels": odd, "annotations": odd}
+    await kube.apply("odd", connectionSecret={"name": "odd", "template": {"metadata": metadata}})
+    connection = {"hosts": ["db.example"], "credentialsSecretRef": {"name": "admin"}}
+    server = {"apiVersion": "pgrole.dev/v1alpha1", "kind": "PgServer", "metadata": {"name": "odd"}}
+    spec = {"connection": connection, "allow": {"namespaces": {"matchLabels": odd}}}
+    await kube.server.request("POST", "/apis/pgrole.dev/v1alpha1/pgservers", server | {"spec": spec})
+    await apply_crds(kube.server)
+    merge = "application/merge-patch+json"
+    role = f"/apis/pgrole.dev/v1alpha1/namespaces/{kube.namespace}/pgroles/odd"
+    for path, patch in (
+        (role, {"spec": {"comment": "changed"}}),
+        ("/apis/pgrole.dev/v1alpha1/pgservers/odd", {"spec": {"resyncInterval": "2h"}}),
+    ):
+        changed = await kube.server.request("PATCH", path, patch, content_type=merge)
+        assert changed["metadata"]["generation"] == 2
+        status = {"status": {"observedGeneration": 2}}
+        written = await kube.server.request("PATCH", f"{path}/status", status, content_type=merge)
+        assert written["status"]["observedGeneration"] == 2
+        assert written["spec"] == changed["spec"]
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in BEFORE.crds.glob("*.yaml")))

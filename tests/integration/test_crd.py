@@ -9,6 +9,7 @@ import pytest
 from pgrole_controller.api.crd import crd
 from pgrole_controller.api.meta import ObjectMeta
 from pgrole_controller.api.pgrole import PgRole, PgRoleSpec
+from pgrole_controller.api.reading import Invalid, read_pgrole
 from pgrole_controller.local.apiserver import ApiServer, LocalApiError
 
 _DEFAULTS = {
@@ -373,6 +374,30 @@ async def _printed(server: ApiServer, namespace: str) -> list[list[Any]]:
 async def test_invalid_lists_and_settings_are_rejected(kind: ObjectKindCase, spec: dict[str, Any], words: str) -> None:
     with pytest.raises(LocalApiError, match=words):
         await kind.create(spec)
+
+
+LONGEST_KEY = ".".join(["d" * 63] * 3 + ["d" * 61]) + "/" + "n" * 63
+ADMITTED_KEYS = ["a", "Team", "a-b_c.d", "n" * 63, "example.com/team", "1.e-x/1", LONGEST_KEY]
+REFUSED_KEYS = ["", "/a", "a/", "a/b/c", "-a", "a_", "a b", "ä", "a\n", "n" * 64, "-x.com/a", "x..com/a", "x_y/a"]
+REFUSED_KEYS += [f"d{LONGEST_KEY}", "d" * 254 + "/a", "n" * 10_000]
+
+
+@pytest.mark.parametrize("field", ["labels", "annotations"])
+async def test_keys_of_labels_and_annotations_are_those_that_a_secret_may_have(
+    kind: ObjectKindCase, field: str
+) -> None:
+    def spec_with(*keys: str) -> dict[str, Any]:
+        template = {"metadata": {field: dict.fromkeys(keys, "x")}}
+        return {"connectionSecret": {"name": "a", "template": template}}
+
+    capitals = "Example.COM/team"
+    created = await kind.create(spec_with(*ADMITTED_KEYS, *([capitals] if field == "annotations" else [])))
+    read_pgrole(created)
+    told = f"spec.connectionSecret.template.metadata.{field}: a key must be a name of at most 63 letters"
+    for key in [*REFUSED_KEYS, *([capitals] if field == "labels" else [])]:
+        assert told in await kind.refusal(spec_with("ok", key), "other"), key
+        with pytest.raises(Invalid, match=f"^{told}"):
+            read_pgrole(created | {"spec": spec_with("ok", key)})
 
 
 async def test_lists_and_settings_are_admitted_with_their_defaults(kind: ObjectKindCase) -> None:
