@@ -17,8 +17,8 @@ _OWN_NAMESPACE = "pgrole-system"
 
 _CONNECTION = (
     f"The server: the database that --dsn or {DSN.variable} names, or the PgServer that --server names, with the "
-    f"Secret of its credentials, if you may read it. Prefer {DSN.variable}: every user of a machine can read its "
-    f"command lines."
+    f"Secret of its credentials, if you may read it. With both, the connection is that of the DSN, and the rest is the "
+    f"PgServer's. Prefer {DSN.variable}: every user of a machine can read its command lines."
 )
 
 
