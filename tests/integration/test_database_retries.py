@@ -1,7 +1,8 @@
 """controller/privileges/database_worker: when it tries again, with a real database."""
 
 import math
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +14,7 @@ from pgrole_controller.controller.privileges import database_worker, read_pace
 from pgrole_controller.controller.privileges.database_worker import DatabaseContext, DatabaseWorker
 from pgrole_controller.controller.privileges.grantees import Grantees
 from pgrole_controller.core.backoff import Backoff
-from pgrole_controller.core.errors import Reason, Transient
+from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.privileges.acl import ObjectKind
 from pgrole_controller.core.privileges.grantee import DatabasePrivileges, ObjectPrivileges
 from pgrole_controller.core.privileges.privilege_result import PrivilegeResult
@@ -183,4 +184,30 @@ async def test_announcements_that_a_database_changed_cause_no_attempts_to_connec
         await home.execute(f"ALTER DATABASE {world.database} ALLOW_CONNECTIONS true")
         worker.note_database()
         await world.wait_settled()
+    await home.close()
+
+
+async def test_a_database_that_is_opened_while_an_attempt_fails_is_tried_again_at_once(
+    world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database_worker, "_RECONNECT", Backoff(3600.0, 3600.0))
+    home, workers = await asyncpg.connect(world.server.dsn()), list[DatabaseWorker]()
+
+    @asynccontextmanager
+    async def open_late(*arguments: Any, **options: Any) -> AsyncIterator[DatabaseSession]:
+        try:
+            async with database_opening.open_database(*arguments, **options) as session:
+                yield session
+        except PgRoleError:
+            await home.execute(f"ALTER DATABASE {world.database} ALLOW_CONNECTIONS true")
+            workers[0].note_database()
+            raise
+
+    monkeypatch.setattr(database_worker, "open_database", open_late)
+    world.declare(READ)
+    await home.execute(f"ALTER DATABASE {world.database} ALLOW_CONNECTIONS false")
+    async with world.working() as worker:
+        workers.append(worker)
+        await world.wait_settled()
+        assert worker.failures == 1
     await home.close()

@@ -690,6 +690,38 @@ async def test_a_database_that_is_dropped_and_created_again_gets_its_privileges(
         assert await world.may("SELECT", "app.orders")
 
 
+@pytest.mark.parametrize("installs", [True, False])
+async def test_nothing_counts_as_revoked_in_a_database_that_replaces_one_of_the_same_name(
+    world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch, installs: bool
+) -> None:
+    """Schema public has the same oid in every database. Without schema pgrole, memory holds what was applied."""
+    monkeypatch.setattr(database_worker, "_SOONEST_SECONDS", 0.0)
+    if not installs:
+        world.config = replace(world.config, may_install=False, interval=0.2)
+        await world.uninstall()
+    world.declare(SchemaAccess("public", frozenset({Access.READ})), report_only=True)
+    held = """
+        SELECT EXISTS (
+            SELECT FROM pg_namespace, aclexplode(nspacl) AS a WHERE nspname = 'public' AND a.grantee = $1::int8::oid
+        )
+    """
+    async with world.working() as worker:
+        await world.wait_settled()
+        assert await world.hand.fetchval(held, world.oid)
+        await world.hand.close()
+        await world.home.execute(f"DROP DATABASE {world.database} WITH (FORCE)")
+        await world.home.execute(f"CREATE DATABASE {world.database}")
+        world.hand = await asyncpg.connect(world.server.dsn(database=world.database))
+        worker.note_database()
+
+        async def is_granted() -> bool:
+            return bool(await world.hand.fetchval(held, world.oid))
+
+        assert await reached(is_granted, DEADLINE)
+        result = await world.wait(lambda result: result.error is None)
+    assert (result.drift_count, result.reported) == (0, ())
+
+
 async def test_the_worker_polls_where_it_may_not_install(world: DatabaseWorkerWorld) -> None:
     world.config = replace(
         world.config,

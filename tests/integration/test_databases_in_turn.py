@@ -11,6 +11,7 @@ import pytest_asyncio
 
 from pgrole_controller.controller.leadership import Leadership
 from pgrole_controller.controller.privileges import database_rotation, database_worker, databases, read_pace
+from pgrole_controller.controller.privileges.database_worker import DatabaseWorker
 from pgrole_controller.controller.privileges.databases import Databases
 from pgrole_controller.controller.privileges.privilege_round import run_round
 from pgrole_controller.core.backoff import Backoff
@@ -318,6 +319,25 @@ async def test_databases_that_cannot_be_reached_delay_no_other(server: PostgresS
             served.note_databases((closed,))
             await some.wait_settled(closed, hanging, stuck)
             assert state_of(served, placed).mode is DatabaseMode.EVENTS
+
+
+async def test_a_database_that_is_opened_during_a_turn_that_fails_has_another_at_once(
+    three: DatabasesWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database_rotation, "_RETRY", Backoff(3600.0, 3600.0))
+    last, take_turn = three.names[-1], DatabaseWorker.take_turn
+
+    async def take_and_open(worker: DatabaseWorker) -> None:
+        await take_turn(worker)
+        if worker.database == last and worker.failures:
+            await three.home.execute(f"ALTER DATABASE {last} ALLOW_CONNECTIONS true")
+            served.note_databases((last,))
+
+    monkeypatch.setattr(DatabaseWorker, "take_turn", take_and_open)
+    await three.home.execute(f"ALTER DATABASE {last} ALLOW_CONNECTIONS false")
+    three.declare(*three.names)
+    async with three.serving() as served:
+        await three.wait_settled(*three.names)
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from pgrole_controller.controller.privileges.grantees import Grantees
+from pgrole_controller.controller.privileges.grantees import MOST_NEWS, Grantees
 from pgrole_controller.core.privileges.grantee import DatabasePrivileges, Grantee
 from pgrole_controller.core.privileges.privilege_result import News, PrivilegeNews, PrivilegeResult
 from pgrole_controller.core.request import Key
@@ -163,6 +163,16 @@ def test_news_accumulate_until_they_are_taken_once(heard: Heard) -> None:
     assert heard.grantees.take_news("main", KEY) == (EXTENDED, other)
     assert heard.grantees.take_news("main", KEY) == ()
     assert heard.grantees.results("main", KEY)["orders"].confirmed
+
+
+def test_news_that_nothing_takes_are_bounded_and_the_last_are_kept(heard: Heard) -> None:
+    heard.grantees.publish("main", GRANTEE)
+    some = [
+        PrivilegeNews(News.PRIVILEGES_EXTENDED, f"SELECT on table app.t{number}") for number in range(MOST_NEWS + 5)
+    ]
+    for one in some:
+        heard.grantees.report("main", replace(RESULT, news=(one,)))
+    assert heard.grantees.take_news("main", KEY) == tuple(some[5:])
 
 
 def test_news_without_a_changed_result_are_announced_without_a_reconcile(heard: Heard) -> None:

@@ -37,13 +37,16 @@ _REST_TIMES = 4.0
 
 @dataclass(slots=True)
 class _Polled:
-    """`busy`: whoever works in the database holds it. `failed`, `due`, `served_at`: as in PolledDatabase."""
+    """`busy`: whoever works in the database holds it. `failed`, `due`, `served_at`: as in PolledDatabase. `retry`: was
+    asked for since its turn began.
+    """
 
     worker: DatabaseWorker
     busy: anyio.Lock
     served_at: float = -math.inf
     due: float = -math.inf
     failed: bool = False
+    retry: bool = False
     scope: anyio.CancelScope | None = None  # of its turn
 
 
@@ -78,7 +81,7 @@ class DatabaseRotation:
     def retry(self, database: str) -> None:
         """The cause of a failed turn may be gone. Does nothing if the database is not served."""
         if database in self._polled:
-            self._polled[database].failed = False
+            self._polled[database].failed, self._polled[database].retry = False, True
             self._changed.set()
 
     async def run(self) -> NoReturn:
@@ -103,7 +106,7 @@ class DatabaseRotation:
 
     async def _serve(self, turn: DatabaseTurn) -> None:
         polled = self._polled[turn.name]
-        began = anyio.current_time()
+        began, polled.retry = anyio.current_time(), False
         with anyio.CancelScope() as polled.scope:
             async with polled.busy:
                 await polled.worker.take_turn()
@@ -118,8 +121,8 @@ class DatabaseRotation:
             self._others_from = now + pause_after(took, config.interval)
         self._others_from = max(self._others_from, self._asked_from)
         failures = polled.worker.failures
-        polled.failed = failures > 0
-        if polled.failed:
+        polled.failed = failures > 0 and not polled.retry
+        if failures > 0:
             delay = _RETRY.delay(failures, random.random())  # noqa: S311 -- no secret
             polled.due = now + max(delay, _REST_TIMES * took)
         elif config.databases is not None and config.databases.detection is DatabaseMode.RESYNC:

@@ -135,12 +135,12 @@ class DatabaseWorker:
         """
         if self._access is not None and self._access != self._describe_access() and self._scope is not None:
             self._scope.cancel()
-        self._retry_now.pulse()
+        self._retry_now.set()
         self.note_everything()
 
     def note_database(self) -> None:
         """The database was created, or changed its name, owner or ACL. The cause of a failed session may be gone."""
-        self._retry_now.pulse()
+        self._retry_now.set()
         self._checks.request()
         self._wake.set()
 
@@ -166,6 +166,7 @@ class DatabaseWorker:
         """Runs until cancelled. Then it may be given turns."""
         while True:
             began = anyio.current_time()
+            self._retry_now.clear()
             if await self._attempt(self._run_session, _HEALTHY_SECONDS):
                 self.mode, self.stores = None, False
                 continue  # to connect in another way
@@ -278,6 +279,7 @@ class DatabaseWorker:
             async with self._open(DatabaseMode.RESYNC, self._fence, in_turn=True) as session:
                 limit.deadline = anyio.current_time() + TURN_SECONDS
                 self.opened, self._fence = True, session.fence
+                self.memory = self.memory.of_database(session.oid)
                 self._everything = True
                 await self._round(session, *await self._collect(session, anyio.current_time()))
                 if session.stores:
@@ -306,6 +308,8 @@ class DatabaseWorker:
                 "why": session.why,
             },
         )
+        self._retry_now.clear()
+        self.memory = self.memory.of_database(session.oid)
         self.mode, self.trouble, self._everything = session.mode, None, True
         self.stores = session.stores
         self.why = "" if session.mode is DatabaseMode.EVENTS else session.why

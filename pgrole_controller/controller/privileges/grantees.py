@@ -12,6 +12,9 @@ from pgrole_controller.core.privileges.grantee import Grantee
 from pgrole_controller.core.privileges.privilege_result import News, PrivilegeNews, PrivilegeResult
 from pgrole_controller.core.request import Key
 
+#: Maximum number of news of one role in one database while nothing announces them: its object may not be writable.
+MOST_NEWS = 100
+
 
 class Grantees:
     def __init__(self) -> None:
@@ -116,7 +119,7 @@ class Grantees:
         results = self._results.setdefault((server, result.key), {})
         before = results.get(result.database)
         if before is not None and before.news:
-            result = replace(result, news=(*before.news, *result.news))
+            result = replace(result, news=(*before.news, *result.news)[-MOST_NEWS:])
         if before == result:
             return
         if before is not None and before == replace(result, news=()) and self._on_news(server, result):

@@ -1,6 +1,7 @@
 """What one database's worker remembers between rounds.
 
-Losing it with the process only makes it less exact which difference counts as drift.
+Losing it with the process only makes it less exact which difference counts as drift. It is of a database, not of a
+name: another database with that name has none of what was applied, though some oids are the same in both.
 """
 
 import math
@@ -24,12 +25,13 @@ MOST_NOTED = 20_000
 
 @dataclass(slots=True)
 class PrivilegeMemory:
-    """`applied`: by oid of the role, where the database stores nothing. `repaired_at`: when the last correction of a
-    drift was committed, on the loop's clock. `with_columns`: oids of tables with declared columns. `absent_creators`:
-    roles that declarations name and that do not exist. `adoptees`: reads for these. `largest_acl`: at the last complete
-    read.
+    """`database`: its oid, once a session had one. `applied`: by oid of the role, where the database stores nothing.
+    `repaired_at`: when the last correction of a drift was committed, on the loop's clock. `with_columns`: oids of
+    tables with declared columns. `absent_creators`: roles that declarations name and that do not exist. `adoptees`:
+    reads for these. `largest_acl`: at the last complete read.
     """
 
+    database: int | None = None
     applied: dict[int, AppliedState] = field(default_factory=dict)
     further: FurtherReads = field(default_factory=FurtherReads)
     adoptees: FurtherReads = field(default_factory=FurtherReads)
@@ -52,6 +54,15 @@ class PrivilegeMemory:
     _reads: int = 0  # number of reads so far
     _meanwhile: dict[ObjectId, int] | None = None  # noted since a complete read began; None: outside of one
     _columns_meanwhile: frozenset[int] = frozenset()
+
+    def of_database(self, oid: int) -> "PrivilegeMemory":
+        """Returns the memory for a session in the database with this oid: a new one, with the drifts that are not
+        recorded yet, if the last session was in another.
+        """
+        if self.database not in (None, oid):
+            return PrivilegeMemory(oid, drifts=self.drifts)
+        self.database = oid
+        return self
 
     def take_repaired(self) -> float:
         """Returns `repaired_at`, and forgets it."""
