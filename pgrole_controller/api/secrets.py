@@ -10,13 +10,12 @@ from pgrole_controller.api.meta import Model
 from pgrole_controller.api.validation import (
     LABEL_KEYS,
     LONGEST_LABEL,
+    LONGEST_LABEL_KEY,
     LONGEST_NAME,
     OBJECT_KEY,
     OBJECT_NAME,
     between,
     duration_schema,
-    is_annotation_key,
-    is_label_key,
     label_keys_rule,
     rule,
     rules,
@@ -119,13 +118,13 @@ _ANNOTATIONS = f"spec.connectionSecret.template.metadata.annotations: {LABEL_KEY
 
 
 def _check_labels(labels: dict[str, str]) -> dict[str, str]:
-    if not all(map(is_label_key, labels)):
+    if max(map(len, labels), default=0) > LONGEST_LABEL_KEY:
         raise PydanticCustomError("keys", _LABELS)
     return labels
 
 
 def _check_annotations(annotations: dict[str, str]) -> dict[str, str]:
-    if not all(map(is_annotation_key, annotations)):
+    if max(map(len, annotations), default=0) > LONGEST_LABEL_KEY:
         raise PydanticCustomError("keys", _ANNOTATIONS)
     return annotations
 
@@ -143,7 +142,7 @@ class TemplateMetadata(Model):
         default_factory=dict,
         max_length=32,
         description="Annotations of the Secret.",
-        json_schema_extra=rules(label_keys_rule(_ANNOTATIONS, capitals=True)),
+        json_schema_extra=rules(label_keys_rule(_ANNOTATIONS)),
     )
 
 

@@ -9,7 +9,7 @@ from pgrole_controller.api.meta import UNIQUE, Model, Pattern
 from pgrole_controller.api.server_databases import AllowedPrivileges
 from pgrole_controller.api.validation import (
     LABEL_KEYS,
-    is_label_key,
+    LONGEST_LABEL_KEY,
     label_keys_rule,
     list_schema,
     rule,
@@ -48,7 +48,7 @@ class LabelRequirement(Model):
 
 
 def _check_labels(labels: dict[str, str]) -> dict[str, str]:
-    if not all(map(is_label_key, labels)):
+    if max(map(len, labels), default=0) > LONGEST_LABEL_KEY:
         raise PydanticCustomError("keys", _LABELS)
     return labels
 

@@ -19,10 +19,10 @@ LONGEST_NAME = 253
 LONGEST_LABEL = 63
 LONGEST_LABEL_KEY = LONGEST_NAME + len("/") + LONGEST_LABEL
 
-#: What is said of a key of a label or annotation that is none, after the name of the field.
+#: What is said of a longer one, after the name of the field.
 LABEL_KEYS: Final = (
-    "a key must be a name of at most 63 letters, digits, -, _ or ., after a domain of at most 253 characters and a "
-    "slash if it has one, such as example.com/team"
+    f"a key has at most {LONGEST_LABEL_KEY} characters: a domain of at most {LONGEST_NAME}, a slash, and a name of at "
+    f"most {LONGEST_LABEL}"
 )
 
 _WORD = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9_.]*[A-Za-z0-9])?")
@@ -51,11 +51,6 @@ def is_label_key(text: str) -> bool:
     return (not slash or is_object_name(domain)) and name != "" and is_label_value(name)
 
 
-def is_annotation_key(text: str) -> bool:
-    """Tells whether the text is a key of an annotation: its domain may have capitals; ValidateAnnotations there."""
-    return text.isascii() and is_label_key(text.lower())
-
-
 def is_label_value(text: str) -> bool:
     """Tells whether the text is a label's value; IsValidLabelValue there."""
     return text == "" or (len(text) <= LONGEST_LABEL and _WORD.fullmatch(text) is not None)
@@ -71,13 +66,9 @@ def rule(expression: str, message: str, *, field_path: str = "") -> dict[str, An
     return made
 
 
-def label_keys_rule(message: str, *, capitals: bool = False) -> dict[str, Any]:
-    """Builds the CEL rule that each key of a map is one of a label, or with `capitals` one of an annotation."""
-    part = "[a-zA-Z0-9]([-a-zA-Z0-9]*[a-zA-Z0-9])?" if capitals else "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
-    name = f"[A-Za-z0-9]([-A-Za-z0-9_.]{{0,{LONGEST_LABEL - 2}}}[A-Za-z0-9])?"
-    pattern = f"^({part}([.]{part})*/)?{name}$"
-    fits = f"size(key) <= {LONGEST_LABEL_KEY} && key.indexOf('/') <= {LONGEST_NAME}"
-    return rule(f"self.all(key, {fits} && key.matches('{pattern}'))", message)
+def label_keys_rule(message: str) -> dict[str, Any]:
+    """Builds the CEL rule that no key of a map is too long for a label or annotation."""
+    return rule(f"self.all(key, size(key) <= {LONGEST_LABEL_KEY})", message)
 
 
 def rules(*every: dict[str, Any]) -> dict[str, Any]:

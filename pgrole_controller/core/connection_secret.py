@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from pgrole_controller.api.validation import is_annotation_key, is_key, is_label_key, is_label_value
+from pgrole_controller.api.validation import is_key, is_label_key, is_label_value
 from pgrole_controller.core.errors import Reason, Refused
 from pgrole_controller.core.role import to_microseconds, to_moment
 from pgrole_controller.core.scram import PASSWORD_BYTES
@@ -320,8 +320,9 @@ def _check_no_password(templates: Mapping[str, Template]) -> None:
 def _check_metadata(kind: str, pairs: Sequence[tuple[str, str]], forbidden: Sequence[str]) -> None:
     for key, _ in pairs:
         place = f'spec.connectionSecret.template.metadata.{kind}: "{key[:317]}"'
+        # The API server also accepts annotation keys in upper case.
         lowered = key.lower()
-        if not (is_annotation_key if kind == "annotations" else is_label_key)(key):
+        if not is_label_key(lowered if kind == "annotations" else key) or not key.isascii():
             raise Refused(
                 Reason.INVALID_SPEC,
                 f"{place} is not a valid name: use at most 63 letters, digits, -, _ and ., "

@@ -25,7 +25,7 @@ PRESENT = None
 #: A field that neither release knows.
 LATER = "ofALaterRelease"
 #: Two spellings of one parameter, of which one was never applied, names that are too long for a database, and keys that
-#: no label or annotation can have. Other fields of such objects can still be changed.
+#: are too long for a label. Other fields of such objects can still be changed.
 REFUSED_SINCE = {
     ".spec.databaseParameters.items.database: x-kubernetes-validations",
     ".spec.parameters: x-kubernetes-validations",

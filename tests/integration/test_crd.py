@@ -376,25 +376,19 @@ async def test_invalid_lists_and_settings_are_rejected(kind: ObjectKindCase, spe
         await kind.create(spec)
 
 
-LONGEST_KEY = ".".join(["d" * 63] * 3 + ["d" * 61]) + "/" + "n" * 63
-ADMITTED_KEYS = ["a", "Team", "a-b_c.d", "n" * 63, "example.com/team", "1.e-x/1", LONGEST_KEY]
-REFUSED_KEYS = ["", "/a", "a/", "a/b/c", "-a", "a_", "a b", "ä", "a\n", "n" * 64, "-x.com/a", "x..com/a", "x_y/a"]
-REFUSED_KEYS += [f"d{LONGEST_KEY}", "d" * 254 + "/a", "n" * 10_000]
-
-
 @pytest.mark.parametrize("field", ["labels", "annotations"])
-async def test_keys_of_labels_and_annotations_are_those_that_a_secret_may_have(
+async def test_keys_of_labels_and_annotations_are_not_longer_than_a_secret_may_have(
     kind: ObjectKindCase, field: str
 ) -> None:
     def spec_with(*keys: str) -> dict[str, Any]:
         template = {"metadata": {field: dict.fromkeys(keys, "x")}}
         return {"connectionSecret": {"name": "a", "template": template}}
 
-    capitals = "Example.COM/team"
-    created = await kind.create(spec_with(*ADMITTED_KEYS, *([capitals] if field == "annotations" else [])))
+    longest = "d" * 253 + "/" + "n" * 63
+    created = await kind.create(spec_with("a", longest))
     read_pgrole(created)
-    told = f"spec.connectionSecret.template.metadata.{field}: a key must be a name of at most 63 letters"
-    for key in [*REFUSED_KEYS, *([capitals] if field == "labels" else [])]:
+    told = f"spec.connectionSecret.template.metadata.{field}: a key has at most 317 characters"
+    for key in (f"d{longest}", "n" * 10_000):
         assert told in await kind.refusal(spec_with("ok", key), "other"), key
         with pytest.raises(Invalid, match=f"^{told}"):
             read_pgrole(created | {"spec": spec_with("ok", key)})
