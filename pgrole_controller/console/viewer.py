@@ -124,7 +124,7 @@ class Viewer:
         self._scope: ViewScope | None = None
         self._roles: list[ViewedStore] = []
         self._servers: ViewedStore | None = None
-        self._lost: ViewScope | None = None  # of which a review denied a part
+        self._lost: ViewScope | None = None  # of which a review denied a part, until lists tell as well
         self._reviewed = True
         self._refused = False  # whether the API server refused a list or a watch
         self._loading = 0
@@ -247,6 +247,7 @@ class Viewer:
                     self._forget()
                 if scope == self._lost:  # reviews deny what lists grant: an authorizer that cannot tell
                     self._reviewed = False
+                self._lost = None
                 await self._watch(client, scope)
 
     async def _check(self, client: Client) -> None:

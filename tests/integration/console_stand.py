@@ -17,6 +17,7 @@ from pgrole_controller.console.snapshot import PageQuestion, Snapshot
 from pgrole_controller.local.apiserver import ApiServer, LocalApiError
 
 DEADLINE = 40.0  # seconds
+RBAC = "rbac.authorization.k8s.io"
 CSRF = re.compile(r'name="csrf" value="([^"]*)"')
 
 
@@ -191,7 +192,7 @@ class Accounts:
         await self.server.request("DELETE", f"/api/v1/namespaces/{namespace}/serviceaccounts/{name}")
 
     async def revoke(self, place: str, account: str) -> None:
-        path = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{place}/rolebindings/{account}"
+        path = f"/apis/{RBAC}/v1/namespaces/{place}/rolebindings/{account}"
         await self.server.request("DELETE", path)
 
     async def _grant(
@@ -202,24 +203,21 @@ class Accounts:
         resources: Sequence[str],
         verbs: Sequence[str] = ("get", "list", "watch"),
     ) -> None:
-        cluster = "Cluster" if place is None else ""
-        path = "/apis/rbac.authorization.k8s.io/v1/" + (f"namespaces/{place}/" if place else "")
-        group = "rbac.authorization.k8s.io"
         rules = [{"apiGroups": ["pgrole.dev"], "resources": list(resources), "verbs": list(verbs)}]
-        await self._post(
-            f"{path}{cluster.lower()}roles",
-            {"apiVersion": f"{group}/v1", "kind": f"{cluster}Role", "metadata": {"name": account}, "rules": rules},
-        )
-        await self._post(
-            f"{path}{cluster.lower()}rolebindings",
-            {
-                "apiVersion": f"{group}/v1",
-                "kind": f"{cluster}RoleBinding",
-                "metadata": {"name": account},
-                "roleRef": {"apiGroup": group, "kind": f"{cluster}Role", "name": account},
-                "subjects": [{"kind": "ServiceAccount", "name": account, "namespace": namespace}],
-            },
-        )
+        await self._post_rbac(place, "Role", account, {"rules": rules})
+        await self.bind(place, namespace, account)
+
+    async def bind(self, place: str | None, namespace: str, account: str) -> None:
+        """Grants what the account's Role in `place` allows; again, after `revoke`."""
+        role = {"apiGroup": RBAC, "kind": "ClusterRole" if place is None else "Role", "name": account}
+        subjects = [{"kind": "ServiceAccount", "name": account, "namespace": namespace}]
+        await self._post_rbac(place, "RoleBinding", account, {"roleRef": role, "subjects": subjects})
+
+    async def _post_rbac(self, place: str | None, kind: str, name: str, content: dict[str, Any]) -> None:
+        """`place`: None means the whole cluster."""
+        kind = f"Cluster{kind}" if place is None else kind
+        path = f"/apis/{RBAC}/v1/{'' if place is None else f'namespaces/{place}/'}{kind.lower()}s"
+        await self._post(path, {"apiVersion": f"{RBAC}/v1", "kind": kind, "metadata": {"name": name}, **content})
 
     async def _post(self, path: str, body: dict[str, Any]) -> None:
         await self.server.request("POST", path, body)

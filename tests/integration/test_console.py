@@ -159,6 +159,27 @@ async def test_losing_a_right_empties_the_page_long_before_the_watch_ends(
     assert not shown["roles"]
 
 
+async def test_losing_a_right_for_the_second_time_empties_the_page_as_soon(
+    api_server: ApiServer, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(viewer, "RIGHTS_SECONDS", 0.2)
+    monkeypatch.setattr(viewer, "CHECK_SECONDS", 0.2)  # notices the right that is granted again
+    accounts = Accounts(api_server)
+    token = await accounts.create(namespace, sees=[namespace], name="returner")
+    await declare_role(api_server, namespace, "app")
+    async with run_test_console(**of_token(api_server)) as console, console.browser() as browser:
+        assert await browser.log_in(token, namespace) == 303
+        assert (await browser.show())["roles"]
+        await accounts.revoke(namespace, "returner")
+        await shown_once(browser, lambda page: page["namespaces"] == [])
+        await accounts.bind(namespace, namespace, "returner")
+        await shown_once(browser, lambda page: bool(page["roles"]))
+        await accounts.revoke(namespace, "returner")
+        assert viewer.TIMING.watch_least > DEADLINE
+        shown = await shown_once(browser, lambda page: page["namespaces"] == [])
+    assert not shown["roles"]
+
+
 async def test_a_requested_object_is_read_in_full_with_the_viewers_own_rights(
     api_server: ApiServer, namespace: str
 ) -> None:
