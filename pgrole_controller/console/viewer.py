@@ -213,11 +213,11 @@ class Viewer:
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(self._follow)
                     await self._wait_until_idle()
+                    self._used.clear()  # before the watches end: a request meanwhile starts them again
                     tasks.cancel_scope.cancel()
             finally:
                 self._client = None
                 self._forget()
-            self._used.clear()
             log.info("watches stopped: viewer is idle", extra={"viewer": self.name})
 
     async def _wait_until_idle(self) -> None:

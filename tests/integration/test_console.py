@@ -13,6 +13,7 @@ import pytest
 import yarl
 
 from pgrole_controller.console import scope, viewer
+from pgrole_controller.kube.reflector import reflect
 from pgrole_controller.local.apiserver import ApiServer
 from tests.integration.console_stand import (
     DEADLINE,
@@ -267,6 +268,34 @@ async def test_idle_watches_stop_and_restart_with_the_next_request(
             while "watches stopped: viewer is idle" not in caplog.messages:  # noqa: ASYNC110 - a line of the log
                 await anyio.sleep(0.05)
         assert f"{namespace}/orders" in (await browser.show())["roles"]
+
+
+async def test_a_request_while_idle_watches_end_starts_them_again(
+    api_server: ApiServer, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ending, ended = anyio.Event(), anyio.Event()
+
+    async def end_late(*given: Any, **named: Any) -> None:
+        try:
+            await reflect(*given, **named)
+        finally:
+            ending.set()
+            with anyio.move_on_after(DEADLINE, shield=True):
+                await ended.wait()
+
+    monkeypatch.setattr(viewer, "reflect", end_late)
+    monkeypatch.setattr(viewer, "IDLE_SECONDS", 1.0)
+    token = await Accounts(api_server).create(namespace, sees=[namespace])
+    async with run_test_console(**of_token(api_server)) as console, console.browser() as browser:
+        await browser.log_in(token, namespace)
+        await browser.show()
+        with anyio.fail_after(DEADLINE):
+            await ending.wait()
+        monkeypatch.setattr(viewer, "IDLE_SECONDS", 600.0)
+        async with browser.events() as events:
+            ended.set()
+            await declare_role(api_server, namespace, "later")
+            await _told(events, f"role/{namespace}/later")
 
 
 class TestLaptop:
