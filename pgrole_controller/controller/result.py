@@ -263,7 +263,8 @@ class Attempt:
             refused = replace(refused, claim=claim, next_rotation=due, action=Action.CORRECTED, fields=self._corrected)
             return replace(refused, cascades=cascades, corrected=self._corrected, drift=self._corrected_drift)
         ending = desired is None or desired.terminating
-        first = self._done[0] if self._done else self.decision
+        acting = [plan for plan in self._done if plan.action is not Action.NOTHING]
+        first = next(iter([*acting, *self._done]), self.decision)
         return Result(
             self.target,
             outcome=None if ending else self._outcome(first, self.decision),

@@ -116,7 +116,7 @@ def _add_drifts(status: dict[str, Any], previous: Mapping[str, Any], details: St
     stands = any(one.get("type") == "DriftDetected" for one in previous.get("conditions") or ())
     for result in results:
         drifts = [keep_reported_time(result.database, drift, history if stands else ()) for drift in result.last_drifts]
-        records += [record_of(result.database, drift) for drift in drifts]
+        records += [record_of(result.database, drift) for drift in (*result.earlier_drifts, *drifts)]
         if drifts:
             latest.append(record_of(result.database, combine_drifts(drifts)))
     if latest:

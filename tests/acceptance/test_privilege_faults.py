@@ -104,6 +104,7 @@ async def test_report_ignore_suspend_adopt_and_deletion_policies_apply_to_privil
         await place.declare(place.reads(), deletionPolicy="Drop")
         await kube.delete("reader")
         await kube.wait_gone("reader")
+        await kube.wait_event("RoleDropped", about="reader")
         assert not await hand.fetchval("SELECT count(*) FROM pg_roles WHERE rolname = $1", place.reader)
         await hand.execute(f"DROP OWNED BY {old}; DROP ROLE {old}")
 

@@ -1,12 +1,13 @@
 """controller/privileges/grantees: the registry between a server's worker and the workers of its databases."""
 
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from pgrole_controller.controller.privileges.grantees import MOST_NEWS, Grantees
+from pgrole_controller.controller.privileges.grantees import MOST_EARLIER, MOST_NEWS, Grantees
 from pgrole_controller.core.privileges.grantee import DatabasePrivileges, Grantee
-from pgrole_controller.core.privileges.privilege_result import News, PrivilegeNews, PrivilegeResult
+from pgrole_controller.core.privileges.privilege_result import News, PrivilegeDrift, PrivilegeNews, PrivilegeResult
 from pgrole_controller.core.request import Key
 
 KEY, OTHER = Key("shop", "app"), Key("shop", "other")
@@ -163,6 +164,20 @@ def test_news_accumulate_until_they_are_taken_once(heard: Heard) -> None:
     assert heard.grantees.take_news("main", KEY) == (EXTENDED, other)
     assert heard.grantees.take_news("main", KEY) == ()
     assert heard.grantees.results("main", KEY)["orders"].confirmed
+
+
+def test_the_drifts_of_earlier_rounds_are_kept_for_the_history(heard: Heard) -> None:
+    heard.grantees.publish("main", GRANTEE)
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    drifts = [PrivilegeDrift(now + timedelta(seconds=each), (str(each),), 1, corrected=True) for each in range(13)]
+    reported = PrivilegeDrift(now, ("reported",), 1, corrected=False)
+    heard.grantees.report("main", replace(RESULT, last_drifts=(reported,)))
+    for one in drifts:
+        heard.grantees.report("main", replace(RESULT, last_drifts=(one,)))
+        heard.grantees.report("main", replace(RESULT, last_drifts=(one,), confirmed=True))
+    result = heard.grantees.results("main", KEY)["orders"]
+    assert result.last_drifts == (drifts[-1],)
+    assert result.earlier_drifts == tuple(drifts[-1 - MOST_EARLIER : -1])
 
 
 def test_news_that_nothing_takes_are_bounded_and_the_last_are_kept(heard: Heard) -> None:

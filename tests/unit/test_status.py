@@ -300,6 +300,23 @@ def test_the_history_of_privileges_survives_a_restart() -> None:
     assert (after["driftHistory"], after["lastDrift"]) == (before["driftHistory"], before["lastDrift"])
 
 
+def test_the_history_has_the_drifts_of_all_rounds_since_the_last_status() -> None:
+    drifts = [
+        PrivilegeDrift(NOW + timedelta(seconds=each), (f"{each} was granted",), 1, corrected=True, by=BY)
+        for each in range(3)
+    ]
+    grantee = Grantee(Key("shop", "app"), "uid", 1, "app", 20_000, {})
+    result = PrivilegeResult(
+        grantee.key, "uid", "orders", "d", last_drifts=(drifts[2],), earlier_drifts=tuple(drifts[:2])
+    )
+    claim = replace(CLAIM, last_drift_at=None, last_drift_fields=())
+    built = build(RECONCILED, claim=claim, privileges=GrantedPrivileges(grantee, {"orders": result}))
+    assert [entry["details"] for entry in built["driftHistory"]] == [[f"{each} was granted"] for each in (2, 1, 0)]
+    assert built["lastDrift"]["details"] == ["2 was granted"]
+    again = build(RECONCILED, built, claim=claim, privileges=GrantedPrivileges(grantee, {"orders": result}))
+    assert again["driftHistory"] == built["driftHistory"]
+
+
 def test_the_last_drift_of_privileges_loses_nothing_in_a_restart() -> None:
     words = tuple(f"DELETE on table {'s' * 60}.{'t' * 60}{number} was granted" for number in range(8))
     by = replace(BY, role="owner", time=NOW)

@@ -14,6 +14,8 @@ from pgrole_controller.core.request import Key
 
 #: Maximum number of news of one role in one database while nothing announces them: its object may not be writable.
 MOST_NEWS = 100
+#: As many as status.driftHistory has.
+MOST_EARLIER = 10
 
 
 class Grantees:
@@ -112,14 +114,16 @@ class Grantees:
         return frozenset(self._by_database.get(server, ()))
 
     def report(self, server: str, result: PrivilegeResult) -> None:
-        """Stores a result. News that no caller took yet remain. Ignores a result about a role that is not published."""
+        """Stores a result. News that no caller took yet remain, and so do the last drifts. Ignores a result about a
+        role that is not published.
+        """
         published = self.get(server, result.key)
         if published is None or published.uid != result.uid:
             return
         results = self._results.setdefault((server, result.key), {})
         before = results.get(result.database)
-        if before is not None and before.news:
-            result = replace(result, news=(*before.news, *result.news)[-MOST_NEWS:])
+        if before is not None:
+            result = _follow(before, result)
         if before == result:
             return
         if before is not None and before == replace(result, news=()) and self._on_news(server, result):
@@ -145,3 +149,10 @@ class Grantees:
         for database, result in results.items():
             results[database] = replace(result, news=())
         return taken
+
+
+def _follow(before: PrivilegeResult, result: PrivilegeResult) -> PrivilegeResult:
+    """Returns the result with what the one before it has and no status or Event may say yet."""
+    gone = [drift for drift in before.last_drifts if drift.corrected and drift not in result.last_drifts]
+    earlier = (*before.earlier_drifts, *gone)[-MOST_EARLIER:]
+    return replace(result, news=(*before.news, *result.news)[-MOST_NEWS:], earlier_drifts=earlier)

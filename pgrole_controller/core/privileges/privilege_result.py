@@ -102,6 +102,8 @@ class PrivilegeResult:
     - `drift_count`: corrected in this database since the role was first applied there.
     - `last_drifts`: of the last round with drift in this database, one for each author, the latest last. `reported`:
       what differs now and is not changed, in words; `declarable`: a PgRole can declare some of it.
+    - `earlier_drifts`: the last ones corrected before these, as far as this process knows. Several rounds may end
+      between two writes of status.
     - `news`: since the last result of this key, to be announced once.
     - `offer`: what of `reported` a person can approve. `approve_handled`: the approval by which drift was corrected
       last. `unfit`: the object's annotation approves something else.
@@ -116,6 +118,7 @@ class PrivilegeResult:
     confirmed: bool = False
     drift_count: int = 0
     last_drifts: tuple[PrivilegeDrift, ...] = ()
+    earlier_drifts: tuple[PrivilegeDrift, ...] = ()
     reported: tuple[str, ...] = ()
     declarable: bool = True
     news: tuple[PrivilegeNews, ...] = ()
