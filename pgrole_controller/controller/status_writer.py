@@ -73,6 +73,12 @@ class PendingStatus:
     def key(self) -> Key:
         return self.stored.key
 
+    def following(self, before: "PendingStatus") -> "PendingStatus":
+        """Returns this one, to be written instead of one that was not."""
+        if before.stored.uid != self.stored.uid:
+            return self
+        return replace(self, details=self.details.following(before.details))
+
     @property
     def content(self) -> tuple[Outcome, StatusDetails]:
         """Everything that status is made from, besides the object."""
@@ -121,7 +127,10 @@ class StatusWriter:
         """Replaces what was put for this object before. Skips the write if the status is current."""
         if self._closed:
             return
-        self._failed.pop(pending.key, None)
+        failed, _ = self._failed.pop(pending.key, (None, 0.0))
+        before = self._waiting.get(pending.key, failed)
+        if before is not None:
+            pending = pending.following(before)
         if pending.key in self._waiting or pending.key in self._writing or not self._stands(pending):
             self._enqueue(pending)
 
@@ -196,7 +205,9 @@ class StatusWriter:
         delay = max(_BACKOFF.longer(last), at_least)
         if last == 0.0:
             log.warning("status not written, trying again", extra={"object": str(pending.key), "error": problem})
-        if pending.key not in self._waiting:
+        if pending.key in self._waiting:
+            self._waiting[pending.key] = self._waiting[pending.key].following(pending)
+        else:
             self._failed[pending.key] = (pending, delay)
             retries.start_soon(self._put_again, pending, delay)
         return answered

@@ -8,6 +8,7 @@ from typing import Any
 from pgrole_controller.core.approval import RoleOffer
 from pgrole_controller.core.claim import Claim
 from pgrole_controller.core.drift_record import (
+    MOST,
     DriftRecord,
     count_new,
     describe_last,
@@ -41,7 +42,8 @@ class StatusDetails:
     `observed_at`: when the role was read, by the server's clock; None: it was not.
 
     `privileges`: None if there are none, or if nothing is known of them. `cause`: of a drift of the role, if it is
-    known. `offer`: drift of the role that can be approved.
+    known. `offer`: drift of the role that can be approved. `earlier`: drifts of the role that were corrected before the
+    last one and that no status has yet.
     """
 
     claim: Claim | None = None
@@ -51,6 +53,13 @@ class StatusDetails:
     privileges: GrantedPrivileges | None = None
     cause: FoundCause | None = None
     offer: RoleOffer | None = None
+    earlier: tuple[DriftRecord, ...] = field(default=(), compare=False)
+
+    def following(self, before: "StatusDetails") -> "StatusDetails":
+        """Returns these with the corrected drifts of others that were never written."""
+        last = _record_corrected(self)
+        unwritten = [one for one in (*before.earlier, *_record_corrected(before)) if one not in last]
+        return replace(self, earlier=tuple(dict.fromkeys(unwritten))[-MOST:])
 
 
 def build_status(
@@ -112,7 +121,7 @@ def _add_drifts(status: dict[str, Any], previous: Mapping[str, Any], details: St
     hides = (details.privileges is not None or cause is not None) and not exposes_all
     before = previous.get("lastDrift") or {}
     of_role = _record_corrected(details)
-    records, latest = list(of_role), list(of_role)
+    records, latest = [*details.earlier, *of_role], list(of_role)
     stands = any(one.get("type") == "DriftDetected" for one in previous.get("conditions") or ())
     for result in results:
         drifts = [keep_reported_time(result.database, drift, history if stands else ()) for drift in result.last_drifts]

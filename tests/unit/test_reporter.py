@@ -2,13 +2,16 @@
 
 import copy
 import json
-from datetime import UTC, datetime
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
 import anyio
 import pytest
 
 from pgrole_controller import metrics
+from pgrole_controller.controller import status_writer
 from pgrole_controller.controller.namespaces import Namespaces
 from pgrole_controller.controller.objects import Objects, Target, index_by_owner, index_pgrole
 from pgrole_controller.controller.privileges.grantees import Grantees
@@ -17,6 +20,7 @@ from pgrole_controller.controller.reporter import Reporter
 from pgrole_controller.controller.result import Result
 from pgrole_controller.controller.sources import PgRoleSource
 from pgrole_controller.controller.status_writer import OLDER_CRDS_SECONDS, WRITE_SECONDS, PendingStatus, StatusWriter
+from pgrole_controller.core.backoff import Backoff
 from pgrole_controller.core.claim import Claim, Owner
 from pgrole_controller.core.errors import Reason
 from pgrole_controller.core.outcome import RECONCILED, Outcome, Phase, of_read_back
@@ -25,7 +29,7 @@ from pgrole_controller.core.request import Key, Request, RequestReason
 from pgrole_controller.core.status import StatusDetails
 from pgrole_controller.event_loop import Signal
 from pgrole_controller.kube.client import Client
-from pgrole_controller.kube.errors import ApiError
+from pgrole_controller.kube.errors import ApiError, Unreachable
 from pgrole_controller.kube.events import Recorder
 from pgrole_controller.kube.server_side_apply import FINALIZER
 from pgrole_controller.kube.store import Store
@@ -194,6 +198,56 @@ async def test_a_status_of_this_spec_and_role_stands_until_every_database_has_an
     assert api.asked == written
     recorder.close()
     await recorder.run()
+
+
+class FailingApi(StatusApi):
+    """Answers none of the first `failures` writes. Notes the fields of the drifts in the history of the last one."""
+
+    reachability = Reachability()
+
+    def __init__(self, failures: int, before_failing: Callable[[], None]) -> None:
+        super().__init__()
+        self._failures, self._before_failing = failures, before_failing
+        self.history: list[str] = []
+
+    async def request(self, _method: str, path: str, *, body: dict[str, Any], **options: object) -> bytes:
+        if self.asked < self._failures:
+            self.asked += 1
+            self._before_failing()
+            raise Unreachable("the API server is away")
+        self.history = [field for entry in body["status"]["driftHistory"] for field in entry["fields"]]
+        return await super().request(_method, path, body=body, **options)
+
+
+@pytest.mark.parametrize("state", ["waiting", "failed", "being written"])
+async def test_the_history_has_every_drift_of_a_role_that_was_corrected_during_an_outage(
+    objects: Objects, state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(status_writer, "_BACKOFF", Backoff(3600.0, 3600.0))
+    now = datetime.now(UTC) - timedelta(hours=1)
+    claim = Claim("app", 1, 1, Owner("c1", "shop", "n1", "app", "u1"), "")
+    drifts = iter(range(3))
+
+    def put() -> None:
+        number = next(drifts)
+        last = replace(claim, last_drift_at=now + timedelta(seconds=number), last_drift_fields=(f"f{number}",))
+        statuses.put(PendingStatus(made(1), RECONCILED, StatusDetails(replace(last, drift_count=number + 1))))
+
+    api = FailingApi(0 if state == "waiting" else 1, put if state == "being written" else lambda: None)
+    statuses = StatusWriter(cast("Client", api), objects.store, lambda *_: None, Signal())
+    objects.store.put(made(1))
+    put()
+    async with anyio.create_task_group() as tasks:
+        if state == "waiting":
+            put()
+        tasks.start_soon(statuses.run)
+        await anyio.wait_all_tasks_blocked()
+        if state == "failed":
+            put()
+            await anyio.wait_all_tasks_blocked()
+        statuses.close()
+    assert api.history == ["f1", "f0"]
+    assert next(drifts) == 2
 
 
 async def test_events_wait_until_the_last_status_is_written(objects: Objects) -> None:
