@@ -21,7 +21,7 @@ from pgrole_controller.controller.status_writer import PendingStatus, StatusWrit
 from pgrole_controller.core.approval import tell_approval
 from pgrole_controller.core.errors import Reason, make_legible
 from pgrole_controller.core.next_attempt import FailedWrite
-from pgrole_controller.core.outcome import Outcome, of_error
+from pgrole_controller.core.outcome import LONGEST_MESSAGE, Outcome, of_error
 from pgrole_controller.core.plan import Action
 from pgrole_controller.core.privileges.privilege_result import News, PrivilegeNews, PrivilegeResult
 from pgrole_controller.core.request import Key
@@ -218,7 +218,8 @@ class Reporter:
     def _record_outcome(self, outcome: Outcome, before: Sequence[Mapping[str, Any]], stored: Stored) -> None:
         """Records a Warning Event when an object stops being Ready, or is not Ready for another reason than before."""
         same = any(
-            (one["type"], one["reason"], one["message"]) == ("Ready", outcome.reason.value, outcome.message)
+            (one["type"], one["reason"], one["message"])
+            == ("Ready", outcome.reason.value, outcome.message[:LONGEST_MESSAGE])
             for one in before
         )
         announced = outcome.by_databases and outcome.reason is Reason.DRIFT_REPORTED  # as news

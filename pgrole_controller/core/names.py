@@ -64,3 +64,9 @@ def quote_some(names: Iterable[str]) -> str:
 def count_things(number: int, noun: str) -> str:
     """Returns e.g. `1 warning` or `2 warnings`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def cut_middle(text: str, most: int) -> str:
+    """Returns at most this many characters of a text, without its middle: a message ends with what to do."""
+    end = (most - 1) // 2
+    return text if len(text) <= most else f"{text[: most - 1 - end]}…{text[-end:]}"

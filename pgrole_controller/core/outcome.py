@@ -6,7 +6,7 @@ from enum import Enum
 
 from pgrole_controller.core.approval import UNFIT
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, RefusedForNow, WaitingForDatabases
-from pgrole_controller.core.names import name_some
+from pgrole_controller.core.names import cut_middle, name_some
 from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.privileges.granted_privileges import GrantedPrivileges
 
@@ -56,6 +56,13 @@ _OWN_FAULT = frozenset({Reason.INVALID_SPEC, Reason.SERVER_GONE})
 
 _PRECEDENCE = (Phase.STALLED, Phase.WORKING, Phase.PAUSED)
 
+#: Maximum number of characters of a condition's message, and of what it says about one database: others have room, too.
+LONGEST_MESSAGE = 2048
+LONGEST_OF_DATABASE = 1536
+
+#: Maximum number of databases whose messages stand there. The others are only named.
+_MOST_DATABASES = 5
+
 RECONCILED = Outcome(Phase.DONE, Reason.RECONCILED, "the role matches the spec")
 CONNECTED = Outcome(Phase.DONE, Reason.RECONCILED, "connected, and detecting changes of its roles")  # of a PgServer
 PROGRESSING = Outcome(Phase.WORKING, Reason.PROGRESSING, "the role changed again while the controller applied the spec")
@@ -91,7 +98,7 @@ def combine(*outcomes: Outcome) -> Outcome:
     """Returns one outcome for several that are not Ready. The first that someone has to resolve comes first: the object
     does not become Ready before. The object is retried if any of them is.
     """
-    first = min(outcomes, key=lambda one: _PRECEDENCE.index(one.phase))
+    first = min(outcomes, key=_precedence)
     others = [one for one in outcomes if one is not first]
     return replace(
         first,
@@ -99,6 +106,10 @@ def combine(*outcomes: Outcome) -> Outcome:
         by_databases=all(one.by_databases for one in outcomes),
         for_now=first.for_now or any(one.retried for one in others),
     )
+
+
+def _precedence(outcome: Outcome) -> int:
+    return _PRECEDENCE.index(outcome.phase)
 
 
 def of_read_back(plan: Plan) -> Outcome:
@@ -141,8 +152,7 @@ def add_privileges(outcome: Outcome, privileges: GrantedPrivileges, expected: Se
 
 
 def _add_errors(outcome: Outcome, errors: Mapping[str, PgRoleError], privileges: GrantedPrivileges) -> Outcome:
-    by_databases = not any(name in privileges.problems or not privileges.declares(name) for name in errors)
-    found = replace(_of_errors(errors), by_databases=by_databases)
+    found = _of_databases({name: _of_database(name, error, privileges) for name, error in errors.items()})
     if outcome.ready:
         return found
     both = combine(outcome, found)
@@ -151,14 +161,27 @@ def _add_errors(outcome: Outcome, errors: Mapping[str, PgRoleError], privileges:
     return both
 
 
-def _of_errors(errors: Mapping[str, PgRoleError]) -> Outcome:
-    database, error = next(iter(errors.items()))
+def _of_database(database: str, error: PgRoleError, privileges: GrantedPrivileges) -> Outcome:
     named = f'"{database}"' in error.message
     message = error.message if named else f'privileges in database "{database}": {error.message}'
-    others = [f'"{name}"' for name in errors if name != database]
-    if others:
-        message += f" (also not as declared in {name_some(others)})"
-    return replace(of_error(error), message=message)
+    return replace(
+        of_error(error),
+        message=cut_middle(message, LONGEST_OF_DATABASE),
+        by_databases=database not in privileges.problems and privileges.declares(database),
+    )
+
+
+def _of_databases(outcomes: Mapping[str, Outcome]) -> Outcome:
+    """Combines the outcomes by database. Those whose messages do not fit are only named."""
+    names = sorted(outcomes, key=lambda name: _precedence(outcomes[name]))
+    message = ""
+    for shown in range(min(len(names), _MOST_DATABASES), 0, -1):
+        message = "; ".join(outcomes[name].message for name in names[:shown])
+        if others := [f'"{name}"' for name in names[shown:]]:
+            message += f" (also not as declared in {name_some(others)})"
+        if len(message) <= LONGEST_MESSAGE:
+            break
+    return replace(combine(*(outcomes[name] for name in names)), message=message)
 
 
 def _being_applied(databases: Sequence[str]) -> str:

@@ -22,7 +22,7 @@ from pgrole_controller.core.drift_record import (
     rfc3339,
 )
 from pgrole_controller.core.errors import Reason
-from pgrole_controller.core.outcome import Outcome, Phase
+from pgrole_controller.core.outcome import LONGEST_MESSAGE, Outcome, Phase
 from pgrole_controller.core.password import version_of
 from pgrole_controller.core.privileges.granted_privileges import GrantedPrivileges, describe_approval
 from pgrole_controller.core.privileges.privilege_difference import combine_drifts
@@ -32,7 +32,6 @@ from pgrole_controller.core.role_drift import FoundCause
 #: A condition as in the object: type, status, reason, message, observedGeneration, lastTransitionTime.
 Condition = Mapping[str, Any]
 
-_MESSAGE_LIMIT = 2048
 _LARGEST_COUNT = 2**63 - 1  # format int64
 
 
@@ -215,7 +214,7 @@ def _condition(
         "type": kind,
         "status": status,
         "reason": outcome.reason.value,
-        "message": outcome.message[:_MESSAGE_LIMIT],
+        "message": outcome.message[:LONGEST_MESSAGE],
         "observedGeneration": generation,
         "lastTransitionTime": before["lastTransitionTime"] if same and before else rfc3339(now),
     }

@@ -186,6 +186,18 @@ async def test_a_missing_database_delays_no_other(place: PrivilegePlace) -> None
             await place.hand.execute(f"DROP DATABASE {missing} WITH (FORCE)")
 
 
+async def test_a_refusal_in_one_database_is_the_reason_although_another_is_missing(place: PrivilegePlace) -> None:
+    missing = f"a{place.name}"  # before the other in order
+    denied = {"kind": "Table", "schema": "pgrole", "names": ["ddl_event"], "privileges": ["INSERT"]}
+    async with running(place.controller()):
+        await place.declare({**place.reads(), "objects": [denied]}, place.reads(missing), ready=False)
+        obj = await place.kube.wait_for("reader", lambda obj: says(obj, "NotAllowed", "pgrole.ddl_event"), "refused")
+        assert f'; spec.privileges: database "{missing}" does not exist yet' in condition(obj, "Ready")["message"]
+        assert condition(obj, "Stalled")["reason"] == "NotAllowed"
+        await place.kube.wait_event("NotAllowed", about="reader")
+        await place.wait_may("SELECT", "app.orders")
+
+
 async def test_an_undeclared_grant_on_the_database_is_revoked(place: PrivilegePlace) -> None:
     async with running(place.controller()):
         await place.declare({"database": place.name, "onDatabase": ["CONNECT"]})

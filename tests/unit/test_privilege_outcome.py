@@ -13,6 +13,7 @@ from pgrole_controller.core.claim import Claim, Owner
 from pgrole_controller.core.drift_record import LARGEST, MOST, DriftRecord, extend_history
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient, Waiting
 from pgrole_controller.core.outcome import (
+    LONGEST_MESSAGE,
     PROGRESSING,
     RECONCILED,
     Outcome,
@@ -93,10 +94,50 @@ class TestTheOutcome:
         assert outcome.message == f'privileges in database "orders": {error.message}'
         assert not outcome.retried
 
-    def test_of_several_errors_the_first_is_reported_and_the_others_are_named(self) -> None:
-        error = Waiting(Reason.PRIVILEGE_PENDING, 'schema "app" of database "lake" does not exist')
-        outcome = merge(known(replace(LAKE, error=error), replace(ORDERS, error=error)))
-        assert outcome.message == f'{error.message} (also not as declared in "orders")'
+    def test_the_messages_of_all_databases_are_named_and_a_refusal_gives_the_reason(self) -> None:
+        waiting = Waiting(Reason.PRIVILEGE_PENDING, 'database "lake" does not exist yet')
+        refused = Refused(Reason.NOT_ALLOWED, 'database "orders": the policy says no')
+        for here, problems in ((replace(LAKE, error=waiting), {}), (LAKE, {"lake": waiting})):
+            outcome = merge(known(here, replace(ORDERS, error=refused), problems=problems))
+            assert (outcome.phase, outcome.reason) == (Phase.STALLED, Reason.NOT_ALLOWED)
+            assert outcome.message == f"{refused.message}; {waiting.message}"
+        equal = Waiting(Reason.PRIVILEGE_PENDING, "schema app does not exist")
+        outcome = merge(known(replace(LAKE, error=equal), replace(ORDERS, error=equal)))
+        both = [f'privileges in database "{name}": {equal.message}' for name in ("lake", "orders")]
+        assert outcome.message == "; ".join(both)
+
+    def test_a_refusal_goes_before_what_is_pending_for_the_role_although_another_database_is_closed(self) -> None:
+        own = of_error(Waiting(Reason.MEMBERSHIP_PENDING, "a role does not exist"))
+        closed = Waiting(Reason.PRIVILEGE_PENDING, 'database "lake" does not accept connections')
+        refused = Refused(Reason.NOT_ALLOWED, 'database "orders": the policy says no')
+        outcome = merge(known(replace(LAKE, error=closed), replace(ORDERS, error=refused)), own)
+        assert (outcome.phase, outcome.reason) == (Phase.STALLED, Reason.NOT_ALLOWED)
+        assert outcome.message == f"{refused.message}; {closed.message}; {own.message}"
+
+    @pytest.mark.parametrize("length", [100, 3000])
+    def test_the_databases_whose_messages_do_not_fit_are_only_named(self, length: int) -> None:
+        declared = {f"d{number:02}": DatabasePrivileges(f"d{number:02}") for number in range(16)}
+        grantee, long = replace(GRANTEE, declared=declared), "x" * length
+        errors = {name: Waiting(Reason.PRIVILEGE_PENDING, f'"{name}" {long} create it') for name in declared}
+        errors["d15"] = Refused(Reason.NOT_ALLOWED, f'"d15" {long} change it')  # type: ignore[assignment]
+        results = [result(name, error, digest=grantee.digest_of(name)) for name, error in errors.items()]
+        outcome = add_privileges(RECONCILED, known(*results, grantee=grantee), list(declared))
+        assert (outcome.phase, outcome.reason) == (Phase.STALLED, Reason.NOT_ALLOWED)
+        assert len(outcome.message) <= LONGEST_MESSAGE
+        assert outcome.message.startswith('"d15" xxx')
+        assert "xxx change it" in outcome.message
+        if length == 100:
+            named = '"d04", "d05", "d06", "d07", "d08" and 6 more'
+            assert outcome.message.endswith(f"; {errors['d03'].message} (also not as declared in {named})")
+        else:
+            named = '"d00", "d01", "d02", "d03", "d04" and 10 more'
+            assert outcome.message.endswith(f"change it (also not as declared in {named})")
+
+    def test_a_missing_database_is_looked_for_although_another_has_a_mistake_in_the_spec(self) -> None:
+        problems = {"orders": Waiting(Reason.PRIVILEGE_PENDING, 'database "orders" does not exist yet')}
+        invalid = Refused(Reason.INVALID_SPEC, 'database "lake": MAINTAIN requires PostgreSQL 17')
+        outcome = merge(known(replace(LAKE, error=invalid), problems=problems))
+        assert (outcome.phase, outcome.reason, outcome.retried) == (Phase.STALLED, Reason.INVALID_SPEC, True)
 
     def test_a_problem_that_the_databases_workers_cannot_know_of_is_retried(self) -> None:
         problems = {"orders": Waiting(Reason.PRIVILEGE_PENDING, 'database "orders" does not exist yet')}

@@ -23,10 +23,10 @@ from pgrole_controller.controller.status_writer import OLDER_CRDS_SECONDS, WRITE
 from pgrole_controller.core.backoff import Backoff
 from pgrole_controller.core.claim import Claim, Owner
 from pgrole_controller.core.errors import Reason
-from pgrole_controller.core.outcome import RECONCILED, Outcome, Phase, of_read_back
+from pgrole_controller.core.outcome import LONGEST_MESSAGE, RECONCILED, Outcome, Phase, of_read_back
 from pgrole_controller.core.plan import Action, Plan
 from pgrole_controller.core.request import Key, Request, RequestReason
-from pgrole_controller.core.status import StatusDetails
+from pgrole_controller.core.status import StatusDetails, build_status
 from pgrole_controller.event_loop import Signal
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import ApiError, Unreachable
@@ -106,6 +106,17 @@ async def test_events_about_drift_are_urgent(objects: Objects) -> None:
         ("RoleCreated", False),
         ("RoleChanged", False),
     ]
+
+
+async def test_a_message_that_status_cuts_is_announced_once(objects: Objects, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder, told = Recorder(cast("Client", StatusApi())), list[str]()
+    monkeypatch.setattr(recorder, "record", lambda *_, reason, **__: told.append(reason))
+    reporter = Reporter(cast("Client", StatusApi()), objects.store, Endings(Queue(), objects.contests), recorder)
+    outcome = Outcome(Phase.STALLED, Reason.NOT_ALLOWED, "x" * (LONGEST_MESSAGE + 1))
+    stands = build_status({}, outcome, StatusDetails(), "default", 1, datetime.now(UTC))["conditions"]
+    reporter._record_outcome(outcome, [], made(1))
+    reporter._record_outcome(outcome, stands, made(1))
+    assert told == ["NotAllowed"]
 
 
 KEY = Key("shop", "app")
