@@ -70,3 +70,20 @@ def cut_middle(text: str, most: int) -> str:
     """Returns at most this many characters of a text, without its middle: a message ends with what to do."""
     end = (most - 1) // 2
     return text if len(text) <= most else f"{text[: most - 1 - end]}…{text[-end:]}"
+
+
+def join_messages(messages: Iterable[str], most: int) -> str:
+    """Returns these messages, each once, separated by semicolons. If that exceeds `most` characters, long ones are
+    shortened, and those that do not fit are counted.
+    """
+    texts = list(dict.fromkeys(messages))
+    joined = "; ".join(texts)
+    if len(joined) <= most:
+        return joined
+    texts = [cut_middle(one, most // min(len(texts), 3) - 10) for one in texts]
+    for shown in range(len(texts), 0, -1):
+        left = len(texts) - shown
+        joined = "; ".join(texts[:shown]) + (f"; and {left} more" if left else "")
+        if len(joined) <= most:
+            break
+    return joined

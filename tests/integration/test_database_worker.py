@@ -31,7 +31,7 @@ from pgrole_controller.controller.privileges.read_pace import CompleteReads
 from pgrole_controller.core import contest as contests
 from pgrole_controller.core.approval import read_approval
 from pgrole_controller.core.backoff import Backoff
-from pgrole_controller.core.errors import PgRoleError, Reason
+from pgrole_controller.core.errors import PgRoleError, Reason, Refused
 from pgrole_controller.core.privileges.acl import ObjectKind
 from pgrole_controller.core.privileges.acl_decision import PrivilegeDecision, decide_privileges
 from pgrole_controller.core.privileges.attribution import ChangedRow
@@ -841,6 +841,33 @@ async def test_a_missing_routine_is_reported_with_the_routines_of_that_name(worl
         result = await world.wait(lambda result: result.error is not None)
     assert result.error is not None
     assert "routine app.close(bigint) (there is close(bigint,app.items))" in result.error.message
+
+
+async def test_everything_that_is_denied_or_missing_is_named_and_the_rest_is_granted(
+    world: DatabaseWorkerWorld,
+) -> None:
+    await world.hand.execute("CREATE SCHEMA b; CREATE FUNCTION app.climb() RETURNS int LANGUAGE sql RETURN 1")
+    await world.hand.execute("ALTER FUNCTION app.climb() SECURITY DEFINER")
+    tables = ObjectPrivileges(ObjectKind.TABLE, "app", ("*",), frozenset({"SELECT", "TRIGGER", "REFERENCES"}))
+    schemas = (SchemaAccess("app", frozenset({Access.EXECUTE})), *(SchemaAccess(one, READ.access) for one in "bc"))
+    declared = DatabasePrivileges(world.database, frozenset({"CONNECT", "CREATE"}), schemas, (tables,), ("nobody",))
+    rules = (PrivilegeRule(schemas=("a*", "")),)
+    published = replace(world.declare(), declared={world.database: declared}, policy=replace(POLICY, rules=rules))
+    world.grantees.publish(SERVER, published)
+    async with world.working():
+        error = (await world.wait(lambda result: result.error is not None)).error
+        await world.wait_may("SELECT", "app.orders")
+        await world.hand.execute(f"GRANT DELETE ON app.orders TO {world.role}")
+        result = await world.wait(lambda result: result.drift_count == 1)
+    assert isinstance(error, Refused)
+    assert result.error is error, "a later round reports no other error"
+    assert error.reason is Reason.NOT_ALLOWED
+    for words in (
+        *("EXECUTE on routine app.climb()", "TRIGGER on table app.items", "REFERENCES on table app.items"),
+        *("USAGE on schema b ", "CREATE on database", "waiting for role nobody (createdBy), schema c"),
+    ):
+        assert words in error.message, words
+    assert error.message.index("waiting for") > error.message.index("USAGE on schema b ")
 
 
 def note_scopes(monkeypatch: pytest.MonkeyPatch) -> list[Scope]:

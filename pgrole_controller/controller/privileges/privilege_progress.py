@@ -9,6 +9,8 @@ from pgrole_controller.controller.privileges.role_memory import MOST_NOTED_AUTHO
 from pgrole_controller.core.approval import Approval
 from pgrole_controller.core.contest import describe_field
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient
+from pgrole_controller.core.names import join_messages
+from pgrole_controller.core.outcome import LONGEST_OF_DATABASE
 from pgrole_controller.core.privileges.acl import AclChange, DatabaseObject, DefaultAclChange, ObjectId
 from pgrole_controller.core.privileges.acl_decision import PrivilegeDecision
 from pgrole_controller.core.privileges.awaited_privileges import AppliedDeclaration
@@ -254,8 +256,19 @@ def find_error(one: PrivilegeProgress, database: str) -> PgRoleError | None:
         return Transient(Reason.CONTESTED, told)
     if one.error is not None:
         return one.error
-    refused = [error for error in one.role.pending if isinstance(error, Refused)]
-    return next(iter([*refused, *one.role.pending]), None)
+    return _combine_pending(one.role.pending, f'spec.privileges: database "{database}": ')
+
+
+def _combine_pending(pending: Iterable[PgRoleError], where: str) -> PgRoleError | None:
+    """Returns one error that names all of these. What someone has to change comes first, and gives the reason. `where`:
+    how the messages begin, which is said once.
+    """
+    some = sorted(pending, key=lambda error: not isinstance(error, Refused))
+    if len(some) < 2:
+        return next(iter(some), None)
+    first, *others = some
+    messages = (first.message, *(error.message.removeprefix(where) for error in others))
+    return first.reword(join_messages(messages, LONGEST_OF_DATABASE))
 
 
 def build_result(one: PrivilegeProgress, database: str, *, complete: bool) -> PrivilegeResult:

@@ -1,0 +1,51 @@
+"""privilege_progress and core/names: how one error names everything that is pending in a database. No I/O."""
+
+import pytest
+
+from pgrole_controller.controller.privileges.privilege_progress import PrivilegeProgress, find_error
+from pgrole_controller.controller.privileges.role_memory import RoleMemory
+from pgrole_controller.core.errors import PgRoleError, Reason, Refused, RefusedForNow, Waiting
+from pgrole_controller.core.names import join_messages
+from pgrole_controller.core.outcome import LONGEST_OF_DATABASE
+from tests.unit.test_acl_decision import grantee
+
+
+def find(*pending: PgRoleError) -> PgRoleError | None:
+    return find_error(PrivilegeProgress(grantee(), RoleMemory("uid-1", pending=pending)), "orders")
+
+
+def test_all_that_is_pending_is_one_error_and_a_refusal_gives_its_reason_and_kind() -> None:
+    waiting = Waiting(Reason.PRIVILEGE_PENDING, "waiting for schema later")
+    where = 'spec.privileges: database "orders": '
+    denied = RefusedForNow(Reason.NOT_ALLOWED, f"{where}USAGE on schema bobs is not allowed")
+    invalid = Refused(Reason.INVALID_SPEC, f"{where}table pg_catalog.x is not managed")
+    error = find(waiting, denied, invalid, invalid)
+    assert error is not None
+    assert (type(error), error.reason) == (RefusedForNow, Reason.NOT_ALLOWED)
+    assert error.message == f"{denied.message}; table pg_catalog.x is not managed; {waiting.message}"
+    assert denied.message == f"{where}USAGE on schema bobs is not allowed", "the decision's own error stays as it is"
+    assert find(waiting) is waiting
+    assert find() is None
+
+
+@pytest.mark.parametrize("length", [80, 700, 5000])
+def test_what_is_pending_is_bounded_and_what_does_not_fit_is_counted(length: int) -> None:
+    refusals = [Refused(Reason.NOT_ALLOWED, f"{n} {'x' * length}: change it") for n in range(40)]
+    error = find(*refusals)
+    assert error is not None
+    assert len(error.message) <= LONGEST_OF_DATABASE
+    shown = error.message.split("; ")
+    assert shown[-1] == f"and {40 - len(shown) + 1} more"
+    assert len(shown) > 3, "one long message leaves room for others"
+    assert all(one.startswith(f"{n} xxx") and one.endswith("xxx: change it") for n, one in enumerate(shown[:-1]))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+@pytest.mark.parametrize("length", [10, 99, 100, 101, 1000])
+def test_joined_messages_never_exceed_the_limit(count: int, length: int) -> None:
+    messages = [f"{n}{'x' * (length - 1)}" for n in range(count)]
+    joined = join_messages([*messages, messages[0]], 300)
+    assert len(joined) <= 300
+    assert joined.startswith("0xxx")
+    if count * length + 2 * (count - 1) <= 300:
+        assert joined == "; ".join(messages)
