@@ -72,6 +72,10 @@ def cut_middle(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 1 - end]}…{text[-end:]}"
 
 
+#: A long text has no room for more.
+_MOST_MESSAGES = 100
+
+
 def join_messages(messages: Iterable[str], most: int) -> str:
     """Returns these messages, each once, separated by semicolons. If that exceeds `most` characters, long ones are
     shortened, and those that do not fit are counted.
@@ -81,7 +85,7 @@ def join_messages(messages: Iterable[str], most: int) -> str:
     if len(joined) <= most:
         return joined
     texts = [cut_middle(one, most // min(len(texts), 3) - 10) for one in texts]
-    for shown in range(len(texts), 0, -1):
+    for shown in range(min(len(texts), _MOST_MESSAGES), 0, -1):
         left = len(texts) - shown
         joined = "; ".join(texts[:shown]) + (f"; and {left} more" if left else "")
         if len(joined) <= most:
