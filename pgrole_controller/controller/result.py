@@ -270,7 +270,7 @@ class Attempt:
             outcome=None if ending else self._outcome(first, self.decision),
             claim=claim,
             action=first.action,
-            fields=self.decision.reported or first.drift or field_names(first.changes),
+            fields=first.drift or field_names(first.changes),
             cascades=cascades,
             reported=self.decision.reported,
             observed_at=self._observed_at,

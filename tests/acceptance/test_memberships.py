@@ -143,6 +143,7 @@ async def test_under_report_a_role_that_appears_is_joined_and_reported_drift_sta
         "app", lambda obj: says(obj, "DriftReported") and not says(obj, "DriftReported", f"{prefix}_later"), "joined"
     )
     assert f"{prefix}_later" in await memberships(database, f"{prefix}_app")
+    assert (await kube.wait_event("RoleChanged", about="app"))["note"] == "altered the role: memberOf"
     assert (await database.role(f"{prefix}_app") or {})["rolcreatedb"]
     await database.execute(f"DROP ROLE {prefix}_later")
     obj = await kube.wait_for("app", lambda obj: says(obj, "DriftReported", f"{prefix}_later"), "pending again")
