@@ -189,8 +189,15 @@ class Reporter:
         if stored is not None:
             for news in result.news:
                 self._record_news(stored, news)
-        if stored is None or result.action not in _EVENTS:
+        if stored is None:
             return
+        if result.action in _EVENTS:
+            self._record_change(stored, result)
+        if result.rotated and result.action is not Action.ROTATED:
+            reason, action, note = _EVENTS[Action.ROTATED]
+            self._recorder.record(stored, reason=reason, note=note, action=action)
+
+    def _record_change(self, stored: Stored, result: Result) -> None:
         reason, action, note = _EVENTS[result.action]
         fields = ", ".join(result.fields)
         text = f"{note}: {fields}" if fields and result.action not in _WITHOUT_FIELDS else note

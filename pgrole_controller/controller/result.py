@@ -55,6 +55,7 @@ class Result:
     done_with: bool = False  # the object may be deleted: its finalizer is removed
     changed_at: float | None = None  # when the first change of the role was answered, on the loop's clock
     corrected: tuple[str, ...] = ()  # fields that drifted and were restored
+    rotated: bool = False  # another password was generated and set, whatever the action
     privileges: GrantedPrivileges | None = None  # None: it has none
     news: tuple[PrivilegeNews, ...] = ()  # of privileges, to be announced
     drift: RoleDrift | None = None  # that was corrected here, or that is reported
@@ -257,7 +258,9 @@ class Attempt:
         cascades = describe_cascades(change for plan in self._done for change in plan.changes)
         if isinstance(self.decision, PgRoleError):
             refused = replace(refuse(self.target, self.decision), released=released, changed_at=self._changed_at)
-            refused = replace(refused, privileges=self._privileges, observed_at=self._observed_at)
+            refused = replace(
+                refused, privileges=self._privileges, observed_at=self._observed_at, rotated=self._rotated
+            )
             if not self._corrected:
                 return refused
             refused = replace(refused, claim=claim, next_rotation=due, action=Action.CORRECTED, fields=self._corrected)
@@ -283,6 +286,7 @@ class Attempt:
             decided=True,
             changed_at=self._changed_at,
             corrected=self._corrected,
+            rotated=self._rotated,
             privileges=self._privileges,
             drift=self._corrected_drift or self._reported_drift,
             offer=self._offer,
@@ -334,6 +338,13 @@ class Attempt:
     @property
     def _corrected(self) -> tuple[str, ...]:
         return tuple(name for plan in self._done if plan.changes for name in plan.drift)
+
+    @property
+    def _rotated(self) -> bool:
+        """Whether a newly generated password was set, alone or with a role that was created again."""
+        return any(
+            plan.rotated and not {"password", "role"}.isdisjoint(field_names(plan.changes)) for plan in self._done
+        )
 
     def _outcome(self, first: Plan, last: Plan) -> Outcome:
         outcome = of_read_back(last)

@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 from pgrole_controller.core.backoff import Backoff
-from pgrole_controller.core.diff import Rename
+from pgrole_controller.core.diff import Change, Rename, field_names
 from pgrole_controller.core.drift_record import rfc3339
 from pgrole_controller.core.password import PasswordRecord, PasswordTask
 from pgrole_controller.core.plan import Action, Plan
@@ -301,13 +301,15 @@ def without_held(plan: Plan, held: frozenset[str], system_identifier: int) -> Pl
         drift=drift,
         owner=plan.owner if changes or not ours else None,
         record=record,
-        action=_action(plan, claimless=claim is None, changes=bool(changes), drift=bool(drift)),
+        action=_action(plan, changes, claimless=claim is None, drift=bool(drift)),
     )
 
 
-def _action(plan: Plan, *, claimless: bool, changes: bool, drift: bool) -> Action:
+def _action(plan: Plan, changes: tuple[Change, ...], *, claimless: bool, drift: bool) -> Action:
     if claimless or drift:
         return plan.action
+    if plan.rotated and field_names(changes) == ("password",):
+        return Action.ROTATED
     return Action.CHANGED if changes else Action.NOTHING
 
 

@@ -310,6 +310,7 @@ def _plan_owned(
         action=_action(
             changes, drift, target, decided, claimless=observed.claim is None and server.claims == "Database"
         ),
+        rotated=decided.rotated,
     )
 
 

@@ -98,7 +98,8 @@ class Plan:
     `acted_on` and `privileges` there, unless these are None. `drift` names the fields that someone else changed; they
     are corrected, or left as they are if there are no changes. `pending` lists what waits for missing dependencies.
     `offer` is the digest by which what is `reported` can be approved, if it can; `unfit`: an annotation approves
-    something else. `approval` is what these changes are made for; the claim records it as handled.
+    something else. `approval` is what these changes are made for; the claim records it as handled. `rotated`: the
+    password that these changes set was generated in place of another.
     """
 
     role_name: str
@@ -122,6 +123,7 @@ class Plan:
     approval: Approval | None = None
     offer: str = ""
     unfit: bool = False
+    rotated: bool = False
 
     @property
     def released(self) -> tuple[str, ...]:

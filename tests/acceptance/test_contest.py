@@ -183,6 +183,25 @@ async def test_membership_parameters_password_and_comment_can_be_contested(
             tasks.start_soon(contest, number, *row)
 
 
+async def test_a_rotation_is_announced_as_one_while_another_field_is_contested(
+    kube: Kube, database: Database, controller: Controller, shared_dsn: str, role: str
+) -> None:
+    spec: Json = {"password": {"generate": {}}, "connectionSecret": {"name": "delivered"}}
+    await kube.apply("app", name=role, connectionLimit=7, **spec)
+    await kube.wait_ready("app")
+    before = (await kube.wait_secret("delivered"))["text"]["password"]
+    first = await kube.wait_event("RoleChanged")
+    statement = f"ALTER ROLE {role} CONNECTION LIMIT 99"
+    async with fighting(shared_dsn, statement, stands(role, "rolconnlimit = 99")):
+        obj = await kube.wait_for("app", contested("connectionLimit", 7), "the second slow repair")
+        await kube.patch("app", {"metadata": {"annotations": {"pgrole.dev/rotate": "1"}}})
+        secret = await kube.wait_secret("delivered", lambda held: held["text"]["password"] != before, "another")
+        await database.wait_password(role, secret["text"]["password"])
+        assert_not_held_back(obj)
+    await kube.wait_event("PasswordRotated")
+    assert await kube.events("RoleChanged") == [first], "there is no other one"
+
+
 async def test_a_changed_secret_is_applied_immediately_despite_a_contested_password(
     kube: Kube, database: Database, controller: Controller, shared_dsn: str, role: str
 ) -> None:

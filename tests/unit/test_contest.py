@@ -280,6 +280,13 @@ class TestHeldBackChanges:
         assert (left.changes, left.record, left.drift) == ((CHANGES["password"],), new, ())
         assert left.action is Action.CHANGED
 
+    def test_a_rotation_stays_one_while_another_field_is_contested(self) -> None:
+        new = replace(RECORD, digest="sha256:b")
+        plan = replace(drift("comment", "password"), drift=("comment",), record=new, rotated=True)
+        assert without_held(plan, frozenset({"comment"}), SERVER).action is Action.ROTATED
+        plan = replace(drift("comment", "superuser", "password"), drift=("comment", "superuser"), rotated=True)
+        assert without_held(plan, frozenset({"comment"}), SERVER).action is Action.CORRECTED
+
 
 class TestContestedPasswords:
     """Whether a password differs is known only after a password task."""
@@ -364,6 +371,21 @@ async def test_a_repair_beside_a_missing_privilege_counts_and_is_announced() -> 
     contest = contests.get("")
     assert contest is not None
     assert contest.field_contests.keys() == {"connectionLimit"}
+
+
+async def test_a_rotation_is_known_beside_drift_that_the_same_transaction_corrected() -> None:
+    server = Server(SERVER, frozenset(), "cluster", Address("db", 1, "d", "require"))
+    attempt = Attempt(Target(Key("shop", "app"), None, Desired(ME, Role("app"))), Contests())
+    both = replace(drift("connectionLimit", "password"), drift=("connectionLimit",), rotated=True)
+    attempt.observe(Observed(), both, server)
+    assert not attempt.conclude().rotated, "nothing is applied yet"
+    attempt.end(replace(both, changes=(CHANGES["connectionLimit"],)), None)
+    assert not attempt.conclude().rotated, "the password was left out"
+    attempt.end(both, None)
+    result = attempt.conclude()
+    assert (result.action, result.corrected[-1:], result.rotated) == (Action.CORRECTED, ("connectionLimit",), True)
+    attempt.end(drift("superuser"), Refused(Reason.DATABASE_ERROR, "lacks a privilege (superuser)"))
+    assert attempt.conclude().rotated
 
 
 async def test_the_message_of_a_contest_names_privileges_that_are_not_as_declared() -> None:

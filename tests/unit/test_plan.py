@@ -1,11 +1,12 @@
 """core/plan: who owns a role, and what is done about it. No I/O: tests give the observed state."""
 
 from dataclasses import asdict, replace
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from pgrole_controller.core.claim import Claim, Generations, Owner, Proof
-from pgrole_controller.core.connection_secret import Address
+from pgrole_controller.core.connection_secret import Address, DesiredSecret
 from pgrole_controller.core.decision import decide, decide_absent
 from pgrole_controller.core.diff import Create, Drop, GrantMembership, Rename, SetAttribute
 from pgrole_controller.core.errors import PgRoleError, Reason, Waiting
@@ -19,7 +20,7 @@ from pgrole_controller.core.password import (
 )
 from pgrole_controller.core.plan import Action, Plan
 from pgrole_controller.core.policy import Policy, References
-from pgrole_controller.core.role import Membership, ObservedRole, Role, digest
+from pgrole_controller.core.role import Membership, ObservedRole, Password, Role, digest
 from pgrole_controller.core.scram import make_verifier
 from pgrole_controller.core.state import Dependents, Desired, Observed, Rival, Server
 
@@ -350,6 +351,28 @@ class TestDriftPolicy:
         plan = look(replace(asked, password_result=result), back)
         assert [change.field for change in plan.changes] == ["password"]
         assert plan.reported == ()
+
+    @pytest.mark.parametrize("limit", [-1, 7], ids=["alone", "beside drift"])
+    def test_a_rotation_is_known_beside_drift_of_another_field(self, limit: int) -> None:
+        day = datetime(2026, 1, 1, tzinfo=UTC)
+        asked = desired(
+            password=DesiredPassword(PasswordOrigin.GENERATED, rotate="1"),
+            connection=DesiredSecret("delivered"),
+            secrets=ObservedSecrets(connection=SecretVersion("uid", "1")),
+        )
+        held = ObservedRole(OID, replace(DESIRED, connection_limit=limit, password=Password("sha256:older")))
+        recorded = claim(record=replace(OLDER_PASSWORD, source="uid/1", rotated_at=day))
+        task = look(asked, Observed(named=held, claim=recorded)).password_task
+        verifier = make_verifier("new", b"0123456789abcdef", 4096)
+        result = PasswordResult(
+            source="uid/2", verifier=verifier, rotated_at=day + timedelta(hours=1), rotate="1", password_task=task
+        )
+        plan = look(replace(asked, password_result=result), Observed(named=held, claim=recorded))
+        assert plan.rotated
+        if limit == 7:
+            assert (plan.action, plan.drift) == (Action.CORRECTED, ("connectionLimit",))
+        else:
+            assert plan.action is Action.ROTATED
 
     def test_what_an_ignored_field_names_need_not_exist_once_the_role_does(self) -> None:
         role = replace(DESIRED, member_of=(Membership("readers"),), database_parameters=(("shop", (("a.b", "1"),)),))

@@ -108,6 +108,25 @@ async def test_events_about_drift_are_urgent(objects: Objects) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("action", "told"),
+    [
+        (Action.CORRECTED, ["DriftCorrected", "PasswordRotated"]),
+        (Action.CHANGED, ["RoleChanged", "PasswordRotated"]),
+        (Action.NOTHING, ["PasswordRotated"]),
+        (Action.ROTATED, ["PasswordRotated"]),
+    ],
+)
+async def test_a_rotation_is_announced_once_whatever_else_was_changed(
+    objects: Objects, monkeypatch: pytest.MonkeyPatch, action: Action, told: list[str]
+) -> None:
+    recorder, heard = Recorder(cast("Client", StatusApi())), list[str]()
+    monkeypatch.setattr(recorder, "record", lambda *_, reason, **__: heard.append(reason))
+    reporter = Reporter(cast("Client", StatusApi()), objects.store, Endings(Queue(), objects.contests), recorder)
+    reporter.record(Result(Target(KEY, made(1)), action=action, fields=("connectionLimit",), rotated=True))
+    assert heard == told
+
+
 async def test_a_message_that_status_cuts_is_announced_once(objects: Objects, monkeypatch: pytest.MonkeyPatch) -> None:
     recorder, told = Recorder(cast("Client", StatusApi())), list[str]()
     monkeypatch.setattr(recorder, "record", lambda *_, reason, **__: told.append(reason))
