@@ -332,7 +332,7 @@ class Attempt:
         decision, drift = self.decision, self._reported_drift
         if not isinstance(decision, Plan) or not decision.offer:
             return None
-        fields = tuple(name for name in decision.reported if name != "connectionSecret")  # not in the database
+        fields = tuple(name for name in decision.reported if name not in decision.unapprovable)
         return RoleOffer(decision.offer, fields, drift.values if drift else {})
 
     @property

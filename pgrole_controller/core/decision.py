@@ -284,6 +284,9 @@ def _plan_owned(
         left = _is_elsewhere(reported)  # then nothing changes, not even a password that is no drift
         changes = () if left else tuple(change for change in changes if change.field not in reported)
         drift = ()
+    spoiled: tuple[str, ...] = ("connectionSecret",) if decided.spoiled else ()
+    if decided.altered and _find_drift(desired, claim, server, ("password",), applied):
+        spoiled = ("password", *spoiled)
     kept = observed.claim.record if observed.claim else PasswordRecord()
     # A password that is not set is not recorded, but the connection Secret was written.
     unset = "password" in fields and "password" not in field_names(changes)
@@ -303,7 +306,8 @@ def _plan_owned(
         applied=applied,
         record=new if new != kept or is_taken else None,
         drift=drift,
-        reported=(*reported, "connectionSecret") if decided.spoiled else reported,
+        reported=(*reported, *spoiled),
+        unapprovable=spoiled,
         approval=approval,
         offer=offer,
         unfit=bool(offer) and decided.password_task is None and desired.approval.is_open(claim.approve_handled),

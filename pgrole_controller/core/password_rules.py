@@ -35,7 +35,8 @@ class PasswordDecision:
     """The decision for one reconcile. `left`: the password stays as it is; otherwise it becomes `password`.
 
     `known`: a password from the same source was applied before, so another one is drift. `spoiled`: someone changed the
-    connection Secret, and policy Report leaves it so. `rotated`: a new password was generated.
+    connection Secret, and policy Report leaves it so. `altered`: so the generated password in it is not set again,
+    although the role has another one. `rotated`: a new password was generated.
     """
 
     record: PasswordRecord
@@ -45,6 +46,7 @@ class PasswordDecision:
     password_task: PasswordTask | None = None
     pending: PgRoleError | None = None
     spoiled: bool = False
+    altered: bool = False
     rotated: bool = False
 
 
@@ -290,11 +292,17 @@ def _use_result(
     elif desired.password.origin is PasswordOrigin.NOWHERE:
         decided = _disable(existing, kept)
     elif not password_result.source:
-        decided = PasswordDecision(kept)
+        decided = PasswordDecision(kept, altered=password_result.spoiled and _is_altered(existing, record))
     else:
         decided = _set(password_result, existing.role.password if existing else None, record, kept)
     problem = password_result.problem or decided.pending
     return replace(decided, pending=problem, spoiled=password_result.spoiled)
+
+
+def _is_altered(existing: ObservedRole | None, record: PasswordRecord) -> bool:
+    """Whether the role has another password than the last one that was set, as far as that can be read."""
+    stored = existing.role.password if existing else UNSEEN
+    return bool(record.digest) and stored not in (UNSEEN, Password(record.digest))
 
 
 def _set(

@@ -97,9 +97,9 @@ class Plan:
     that the claim is still `claim`. It writes `owner` and `applied` into the claim, unless `owner` is None, and records
     `acted_on` and `privileges` there, unless these are None. `drift` names the fields that someone else changed; they
     are corrected, or left as they are if there are no changes. `pending` lists what waits for missing dependencies.
-    `offer` is the digest by which what is `reported` can be approved, if it can; `unfit`: an annotation approves
-    something else. `approval` is what these changes are made for; the claim records it as handled. `rotated`: the
-    password that these changes set was generated in place of another.
+    `offer` is the digest by which what is `reported` can be approved, if it can, except `unapprovable`; `unfit`: an
+    annotation approves something else. `approval` is what these changes are made for; the claim records it as handled.
+    `rotated`: the password that these changes set was generated in place of another.
     """
 
     role_name: str
@@ -112,6 +112,7 @@ class Plan:
     record: PasswordRecord | None = None
     drift: tuple[str, ...] = ()
     reported: tuple[str, ...] = ()
+    unapprovable: tuple[str, ...] = ()
     pending: tuple[PgRoleError, ...] = ()
     password_task: PasswordTask | None = None
     reassign: ReassignOwned | None = None

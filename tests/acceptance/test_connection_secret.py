@@ -2,6 +2,7 @@
 
 import secrets
 from base64 import b64encode
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -446,6 +447,43 @@ async def test_policy_report_reports_a_tampered_or_deleted_secret_and_leaves_it(
     after = await kube.wait_secret("delivered")
     assert text(after) not in (text(before), "tampered")
     await database.wait_password(role, text(after))
+
+
+def reports(*fields: str) -> Callable[[Json], bool]:
+    """Returns a check that drift of these fields is reported, in status too."""
+
+    def is_said(obj: Json) -> bool:
+        message = f"since spec.drift.policy is Report: {', '.join(fields)}"
+        last = obj.get("status", {}).get("lastDrift", {})
+        return says(obj, "DriftReported", message) and last.get("fields") == list(fields)
+
+    return is_said
+
+
+@pytest.mark.parametrize("action", ["deleted", "tampered with"])
+async def test_policy_report_reports_a_changed_password_beside_its_secret(
+    kube: Kube, database: Database, role: str, action: str
+) -> None:
+    before = await deliver_and_spoil(kube, role, action)
+    await kube.wait_for("app", reports("connectionSecret"), "the Secret is reported")
+    await database.execute(f"ALTER ROLE \"{role}\" PASSWORD 'of somebody'")
+    await kube.wait_for("app", reports("password", "connectionSecret"), "both are reported")
+    await database.wait_password(role, "of somebody")
+    await kube.patch("app", {"metadata": {"annotations": {"pgrole.dev/rotate": "1"}}})
+    await kube.wait_ready("app")
+    after = await kube.wait_secret("delivered")
+    assert text(after) not in (text(before), "tampered", "of somebody")
+    await database.wait_password(role, text(after))
+
+
+async def test_a_reported_password_stays_reported_when_its_secret_is_changed(
+    kube: Kube, database: Database, role: str
+) -> None:
+    before = await deliver(kube, role, drift={"policy": "Report"})
+    await database.execute(f"ALTER ROLE \"{role}\" PASSWORD 'of somebody'")
+    await kube.wait_for("app", reports("password"), "the password is reported")
+    await kube.patch_secret("delivered", tamper("a value", before))
+    await kube.wait_for("app", reports("password", "connectionSecret"), "both are reported")
 
 
 @pytest.mark.parametrize("action", ["deleted", "tampered with"])

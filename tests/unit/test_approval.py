@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pgrole_controller.api.status import PgRoleStatus
+from pgrole_controller.controller.objects import Target
+from pgrole_controller.controller.result import Attempt
 from pgrole_controller.core.approval import (
     APPROVE,
     LONGEST,
@@ -22,7 +24,8 @@ from pgrole_controller.core.approval import (
     tell_approval,
 )
 from pgrole_controller.core.claim import Claim, Generations, Owner
-from pgrole_controller.core.connection_secret import Address
+from pgrole_controller.core.connection_secret import Address, DesiredSecret
+from pgrole_controller.core.contest import Contests
 from pgrole_controller.core.decision import decide
 from pgrole_controller.core.diff import SetAttribute
 from pgrole_controller.core.errors import PgRoleError
@@ -46,6 +49,7 @@ from pgrole_controller.core.request import Key
 from pgrole_controller.core.role import UNSEEN, Membership, ObservedRole, Password, Role, digest
 from pgrole_controller.core.scram import make_verifier
 from pgrole_controller.core.state import Desired, Observed, Server
+from pgrole_controller.kube.stored_object import pack
 from pgrole_controller.postgres.apply import _without
 from pgrole_controller.postgres.missing_privileges import MissingPrivilege
 
@@ -271,6 +275,37 @@ class TestApprovedPasswords:
         salted = make_verifier("ours", stored[-16:].encode(), 4096)
         brought = PasswordResult("s-uid/1/password", verifier=salted, password_task=first.password_task)
         return look(replace(asked, password_result=brought), found, record=record or self.RECORD)
+
+    def spoiled(self, approval: Approval | None = None, **of_claim: Any) -> Plan:
+        """The plan for drift of a comment and of a generated password whose connection Secret someone changed."""
+        asked = desired(
+            approval,
+            password=DesiredPassword(PasswordOrigin.GENERATED),
+            connection=DesiredSecret("delivered"),
+            secrets=ObservedSecrets(connection=SecretVersion("s-uid", "2")),
+        )
+        found = drifted(comment="changed", password=Password(THEIRS.digest))
+        record = PasswordRecord(source="s-uid/1", digest=OURS.digest, connection="s-uid/1 x ")
+        first = look(asked, found, record=record, **of_claim)
+        brought = PasswordResult(spoiled=True, password_task=first.password_task)
+        return look(replace(asked, password_result=brought), found, record=record, **of_claim)
+
+    def test_a_password_beside_a_spoiled_secret_is_reported_and_not_offered_with_the_rest(self) -> None:
+        plan = self.spoiled()
+        assert (plan.reported, plan.changes) == (("comment", "password", "connectionSecret"), ())
+        stored = pack({"metadata": {"namespace": "shop", "name": "app", "uid": "uid-1", "resourceVersion": "1"}})
+        attempt = Attempt(Target(stored.key, stored, desired()), Contests())
+        attempt.observe(Observed(named=DRIFT, claim=claim()), plan, SERVER)
+        offer = attempt.conclude().offer
+        assert offer is not None
+        assert offer.fields == ("comment",)
+        approved = self.spoiled(approve(plan))
+        assert approved.approval is not None
+        assert [change.field for change in approved.changes] == ["comment"]
+        assert approved.reported == ("password", "connectionSecret")
+
+    def test_a_password_beside_a_spoiled_secret_is_no_drift_after_another_spec(self) -> None:
+        assert self.spoiled(applied="sha256:older", generations=Generations(2)).reported == ("connectionSecret",)
 
     def test_hashing_the_password_again_does_not_change_the_digest(self) -> None:
         plan = self.look(None, THEIRS.digest)

@@ -400,6 +400,28 @@ class TestRotation:
         assert not decided.known
         assert decided.record == PasswordRecord("s-uid/12", OTHER.digest, later, "1", "c")
 
+    @pytest.mark.parametrize(
+        ("found", "digest", "altered"),
+        [
+            (THEIRS, VERIFIER.digest, True),
+            (there(), VERIFIER.digest, True),
+            (OURS, VERIFIER.digest, False),
+            (there(UNSEEN), VERIFIER.digest, False),
+            (THEIRS, "", False),
+            (None, VERIFIER.digest, False),
+        ],
+        ids=["another", "none", "ours", "unseen", "never set", "no role"],
+    )
+    def test_beside_a_spoiled_secret_another_password_shows_by_the_recorded_digest(
+        self, found: ObservedRole | None, digest: str, altered: bool
+    ) -> None:
+        asked = ask_generated(secrets=ObservedSecrets(connection=TWO), report_only=True)
+        brought = bring(asked, DELIVERED, OURS, spoiled=True)
+        decided = run(replace(asked, password_result=brought), replace(DELIVERED, digest=digest), found)
+        assert (decided.left, decided.spoiled, decided.altered) == (True, True, altered)
+        refused = replace(asked, password_result=replace(brought, spoiled=False))
+        assert not run(refused, replace(DELIVERED, digest=digest), found).altered
+
     def test_a_password_from_a_secret_is_no_rotation_of_a_generated_one(self) -> None:
         asked = desired()
         brought = bring(asked, DELIVERED, OURS, source="s-uid/12/password", verifier=OTHER, connection="c")
