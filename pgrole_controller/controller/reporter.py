@@ -6,6 +6,7 @@ finalizer is written before the reconcile ends, since the next one depends on it
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -193,6 +194,9 @@ class Reporter:
             return
         if result.action in _EVENTS:
             self._record_change(stored, result)
+        # Another round of the same reconcile may have done these.
+        if result.corrected and result.action not in _URGENT:
+            self._record_change(stored, replace(result, action=Action.CORRECTED, fields=result.corrected, cascades=()))
         if result.rotated and result.action is not Action.ROTATED:
             reason, action, note = _EVENTS[Action.ROTATED]
             self._recorder.record(stored, reason=reason, note=note, action=action)

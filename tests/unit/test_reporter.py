@@ -127,6 +127,24 @@ async def test_a_rotation_is_announced_once_whatever_else_was_changed(
     assert heard == told
 
 
+@pytest.mark.parametrize(
+    ("action", "told"),
+    [
+        (Action.CORRECTED, ["corrected drift: login"]),
+        (Action.CHANGED, ["altered the role: login", "corrected drift: createdb"]),
+        (Action.ROTATED, ["generated and set a new password", "corrected drift: createdb"]),
+    ],
+)
+async def test_drift_that_a_further_round_corrected_is_announced_too(
+    objects: Objects, monkeypatch: pytest.MonkeyPatch, action: Action, told: list[str]
+) -> None:
+    recorder, heard = Recorder(cast("Client", StatusApi())), list[str]()
+    monkeypatch.setattr(recorder, "record", lambda *_, note, **__: heard.append(note))
+    reporter = Reporter(cast("Client", StatusApi()), objects.store, Endings(Queue(), objects.contests), recorder)
+    reporter.record(Result(Target(KEY, made(1)), action=action, fields=("login",), corrected=("createdb",)))
+    assert heard == told
+
+
 async def test_a_message_that_status_cuts_is_announced_once(objects: Objects, monkeypatch: pytest.MonkeyPatch) -> None:
     recorder, told = Recorder(cast("Client", StatusApi())), list[str]()
     monkeypatch.setattr(recorder, "record", lambda *_, reason, **__: told.append(reason))
