@@ -37,6 +37,19 @@ def read_console(deployment: Json) -> ConsoleArguments:
     return read_arguments(make_parser().parse_args(given))
 
 
+def copy_for_shop(folder: Path, text: str = "") -> Path:
+    """Copies the overlay for one namespace and edits it, as its first lines say. `text`: added to its kustomization."""
+    copy = folder / "copy"
+    copy.mkdir()
+    for file in ONE_NAMESPACE.iterdir():
+        (copy / file.name).write_text(file.read_text(encoding="utf-8"), encoding="utf-8")
+    edited = (copy / "kustomization.yaml").read_text(encoding="utf-8")
+    edited = edited.replace("PGROLE_NAMESPACE=team-a", "PGROLE_NAMESPACE=shop").replace(
+        "../../", "ROOT/deploy/kustomize/"
+    )
+    return write_overlay(copy, edited + text)
+
+
 def rules_of(objects: list[Json]) -> dict[str, list[Json]]:
     return {one["metadata"]["name"]: one["rules"] for one in of_kind(objects, "Role", "ClusterRole")}
 
@@ -90,14 +103,7 @@ async def test_the_namespace_overlay_has_cluster_rights_on_pgservers_only(
 
 
 async def test_the_namespace_is_set_once_for_roles_and_settings(programs: Programs, tmp_path: Path) -> None:
-    """Copies the folder and edits it, as its first line says."""
-    copy = tmp_path / "copy"
-    copy.mkdir()
-    for file in ONE_NAMESPACE.iterdir():
-        text = file.read_text(encoding="utf-8").replace("PGROLE_NAMESPACE=team-a", "PGROLE_NAMESPACE=shop")
-        (copy / file.name).write_text(text.replace("../../", "ROOT/deploy/kustomize/"), encoding="utf-8")
-    write_overlay(copy, (copy / "kustomization.yaml").read_text(encoding="utf-8"))
-    objects = await render_kustomization(programs, copy)
+    objects = await render_kustomization(programs, copy_for_shop(tmp_path))
     for name in ("pgrole-controller-roles", "pgrole-controller-connection-secrets"):
         assert {the(objects, kind, name)["metadata"]["namespace"] for kind in ("Role", "RoleBinding")} == {"shop"}
     assert the(objects, "Role", "pgrole-controller-credentials")["metadata"]["namespace"] == NAMESPACE
@@ -152,12 +158,20 @@ patches:
     assert whole - names == {"pgrole-controller-connection-secrets"}
 
 
-async def test_it_can_be_installed_in_another_namespace(programs: Programs, tmp_path: Path) -> None:
-    overlay = write_overlay(tmp_path, "namespace: databases\nresources: [ROOT/deploy/kustomize/overlays/cluster]\n")
-    objects = await render_kustomization(programs, overlay)
+@pytest.mark.parametrize("overlay", [CLUSTER, ONE_NAMESPACE], ids=lambda folder: folder.name)
+async def test_it_can_be_installed_in_another_namespace(programs: Programs, tmp_path: Path, overlay: Path) -> None:
+    text = "namespace: databases\n"
+    if overlay is CLUSTER:
+        folder = write_overlay(tmp_path, text + "resources: [ROOT/deploy/kustomize/overlays/cluster]\n")
+    else:
+        folder = copy_for_shop(tmp_path, text)
+    objects = await render_kustomization(programs, folder)
     assert of_kind(objects, "Namespace")[0]["metadata"]["name"] == "databases"
     for binding in of_kind(objects, "RoleBinding", "ClusterRoleBinding"):
         assert [subject["namespace"] for subject in binding["subjects"]] == ["databases"]
+    for one in of_kind(objects, "Role", "RoleBinding"):
+        watched = one["metadata"]["name"] in ("pgrole-controller-roles", "pgrole-controller-connection-secrets")
+        assert one["metadata"]["namespace"] == ("shop" if watched else "databases")
     [condition] = the(objects, "ValidatingAdmissionPolicy", POLICY)["spec"]["matchConditions"]
     [pattern] = re.findall(r"^request\.userInfo\.username\.matches\('(.*)'\)$", condition["expression"])
     account = the(objects, "ServiceAccount")["metadata"]
