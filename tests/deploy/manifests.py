@@ -31,6 +31,10 @@ kind: PrometheusRule
 metadata:
   name: pgrole-controller
   namespace: pgrole-system
+  labels:
+    app.kubernetes.io/name: pgrole-controller
+    app.kubernetes.io/instance: pgrole-controller
+    app.kubernetes.io/part-of: pgrole
 spec:
 """
 

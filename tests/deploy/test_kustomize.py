@@ -37,17 +37,19 @@ def read_console(deployment: Json) -> ConsoleArguments:
     return read_arguments(make_parser().parse_args(given))
 
 
-def copy_for_shop(folder: Path, text: str = "") -> Path:
-    """Copies the overlay for one namespace and edits it, as its first lines say. `text`: added to its kustomization."""
+def copy_for_shop(folder: Path, text: str = "", component: str = "") -> Path:
+    """Copies the overlay for one namespace and edits it, as its first lines say. Adds `text` to its kustomization, and
+    a component before the others.
+    """
     copy = folder / "copy"
-    copy.mkdir()
+    copy.mkdir(parents=True)
     for file in ONE_NAMESPACE.iterdir():
         (copy / file.name).write_text(file.read_text(encoding="utf-8"), encoding="utf-8")
-    edited = (copy / "kustomization.yaml").read_text(encoding="utf-8")
-    edited = edited.replace("PGROLE_NAMESPACE=team-a", "PGROLE_NAMESPACE=shop").replace(
-        "../../", "ROOT/deploy/kustomize/"
-    )
-    return write_overlay(copy, edited + text)
+    edited = (copy / "kustomization.yaml").read_text(encoding="utf-8") + text
+    edited = edited.replace("PGROLE_NAMESPACE=team-a", "PGROLE_NAMESPACE=shop")
+    if component:
+        edited = edited.replace("components:\n", f"components:\n  - ../../components/{component}\n")
+    return write_overlay(copy, edited.replace("../../", "ROOT/deploy/kustomize/"))
 
 
 def rules_of(objects: list[Json]) -> dict[str, list[Json]]:
@@ -220,15 +222,23 @@ async def test_every_optional_component_adds_one_object_that_selects_these_pods(
     assert chosen.items() <= service["metadata"]["labels"].items()
 
 
-async def test_the_console_has_no_rights_no_token_and_its_own_pods(programs: Programs, tmp_path: Path) -> None:
-    text = (
-        "resources: [ROOT/deploy/kustomize/overlays/cluster]\ncomponents: [ROOT/deploy/kustomize/components/console]\n"
-    )
-    objects = await render_kustomization(programs, write_overlay(tmp_path, text))
-    plain = await render_kustomization(programs, CLUSTER)
+@pytest.mark.parametrize("overlay", [CLUSTER, ONE_NAMESPACE], ids=lambda folder: folder.name)
+async def test_the_console_has_no_rights_no_token_and_its_own_pods(
+    programs: Programs, tmp_path: Path, overlay: Path
+) -> None:
+    if overlay is CLUSTER:
+        text = "resources: [ROOT/deploy/kustomize/overlays/cluster]\n"
+        folder = write_overlay(tmp_path, f"{text}components: [ROOT/deploy/kustomize/components/console]\n")
+        plain = await render_kustomization(programs, CLUSTER)
+    else:
+        folder = copy_for_shop(tmp_path, component="console")
+        plain = await render_kustomization(programs, copy_for_shop(tmp_path / "plain"))
+    objects = await render_kustomization(programs, folder)
     added = [one for one in objects if one not in plain]
     assert sorted(one["kind"] for one in added) == ["Deployment", "NetworkPolicy", "Service", "ServiceAccount"]
     assert {one["metadata"]["name"] for one in added} == {CONSOLE}
+    assert {one["metadata"]["labels"]["app.kubernetes.io/name"] for one in added} == {"pgrole-console"}
+    assert {one["metadata"]["labels"]["app.kubernetes.io/name"] for one in plain} == {"pgrole-controller"}
     assert the(objects, "ServiceAccount", CONSOLE)["automountServiceAccountToken"] is False
     pod = the(objects, "Deployment", CONSOLE)["spec"]["template"]
     assert (pod["spec"]["serviceAccountName"], pod["spec"]["automountServiceAccountToken"]) == (CONSOLE, False)
@@ -244,6 +254,16 @@ async def test_the_console_has_no_rights_no_token_and_its_own_pods(programs: Pro
     assert the(objects, "Service", CONSOLE)["spec"]["selector"] == labels
     assert the(objects, "NetworkPolicy", CONSOLE)["spec"]["podSelector"]["matchLabels"] == labels
     assert not the(objects, "Service")["spec"]["selector"].items() <= labels.items()
+
+
+async def test_components_after_the_console_leave_it_its_labels(programs: Programs, tmp_path: Path) -> None:
+    folders = sorted(folder.name for folder in COMPONENTS.iterdir() if folder.is_dir())
+    assert folders[0] == "console"
+    listed = "".join(f"  - ROOT/deploy/kustomize/components/{name}\n" for name in folders if name != "secrets-policy")
+    text = f"resources: [ROOT/deploy/kustomize/overlays/cluster]\ncomponents:\n{listed}"
+    for one in await render_kustomization(programs, write_overlay(tmp_path, text)):
+        name = "pgrole-console" if one["metadata"]["name"] == CONSOLE else "pgrole-controller"
+        assert one["metadata"]["labels"]["app.kubernetes.io/name"] == name
 
 
 async def test_the_console_answers_to_the_name_of_its_service_in_the_overlays_namespace(
