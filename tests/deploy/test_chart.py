@@ -174,6 +174,9 @@ def test_every_setting_of_the_program_is_a_value_of_the_chart() -> None:
         ({"rbac": {"connectionSecrets": "no"}}, "connectionSecrets"),
         ({"terminationGracePeriodSeconds": 5}, "terminationGracePeriodSeconds"),
         ({"networkPolicy": {"postgresqlPorts": []}}, "postgresqlPorts"),
+        ({"console": {"trustedProxies": ["10"]}}, "trustedProxies"),
+        ({"console": {"trustedProxies": ["10.0.0.0/129"]}}, "trustedProxies"),
+        ({"console": {"trustedProxies": ["fd00::/"]}}, "trustedProxies"),
         ({"podDisruptionBudget": {"maxUnavailable": "half"}}, "maxUnavailable"),
         ({"servers": {"default": {"allow": {}}}}, "connection"),
         ({"servers": {"Default": SERVER}}, "servers"),
@@ -289,6 +292,14 @@ async def test_console_values_become_arguments(programs: Programs) -> None:
     assert rule["from"] == [{"podSelector": {}}]
 
 
+async def test_an_address_that_ends_in_a_colon_remains_an_argument(programs: Programs) -> None:
+    given = ["fd00::", "::1", "fd00::/8", "10.1.0.0/16"]
+    objects = await render_chart(programs, values={"console": {"enabled": True, "trustedProxies": given}})
+    [container] = the(objects, "Deployment", f"{RELEASE}-console")["spec"]["template"]["spec"]["containers"]
+    found = [one for one in container["args"] if str(one).startswith("--trusted-proxy")]
+    assert found == [f"--trusted-proxy={one}" for one in given]
+
+
 @pytest.mark.parametrize("value", [True, False])
 async def test_the_console_has_the_controllers_strict_tls(programs: Programs, value: bool) -> None:
     given = {"settings": {"strictTls": value}, "console": {"enabled": True}}
@@ -323,6 +334,13 @@ async def test_values_of_the_release_before_render_without_those_added_since(pro
     answer = await template(programs, values={"console": None, "labels": None, "podLabels": None})
     assert answer.code == 0, answer.err
     assert len(of_kind(read_objects(answer.out), "Deployment")) == 1
+
+
+async def test_the_console_can_be_enabled_with_the_values_of_the_release_before(programs: Programs) -> None:
+    console = dict.fromkeys(defaults()["console"]) | {"enabled": True}
+    answer = await template(programs, values={"console": console})
+    assert answer.code == 0, answer.err
+    assert the(read_objects(answer.out), "Deployment", f"{RELEASE}-console")
 
 
 async def test_crds_can_be_left_out(programs: Programs) -> None:
