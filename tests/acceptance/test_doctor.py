@@ -188,6 +188,14 @@ async def test_rights_of_a_controller_for_one_namespace_are_checked_in_that_name
     assert states(found["deployment"]) == {PROBLEM}
     assert "quiet: 0 of 2 replicas ready" in found["deployment"][0].text
     assert "Lease quiet-controller does not exist" in found["lease"][0].text
+    roles = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{scope.namespace}/roles"
+    await cluster.request("DELETE", f"{roles}/{scope.name}-credentials")
+
+    async def is_named() -> bool:
+        [rights] = (await look(cluster, own_namespace=scope.namespace))["the controller's permissions"]
+        return "may not get secrets, list secrets, watch secrets in its own namespace: install" in rights.text
+
+    assert await reached(is_named, PATIENCE)
 
 
 @pytest.mark.parametrize(("chosen", "name"), [(None, "a"), ("team-a", "a"), ("team-b", "b")])

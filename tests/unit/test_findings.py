@@ -360,6 +360,17 @@ def test_permissions_that_helm_granted_are_granted_again_with_helm() -> None:
         assert remedy.command.startswith(begin)
 
 
+def test_a_missing_permission_is_named_once_and_where_it_is_missing() -> None:
+    secrets = [one for one in cluster_findings.NEEDED if (one.verb, one.resource) == ("get", "secrets")]
+    leases = [one for one in cluster_findings.NEEDED if (one.verb, one.resource) == ("create", "leases")]
+    found = cluster_findings.judge_controller_rights("a", "", [*secrets, *leases]).text
+    assert found.startswith("a may not get secrets, create leases.coordination.k8s.io: install")
+    found = cluster_findings.judge_controller_rights("a", "shop", [*secrets, *leases]).text
+    own = "get secrets, create leases.coordination.k8s.io in its own namespace"
+    assert found.startswith(f"a may not get secrets in namespace shop, nor {own}: install")
+    assert cluster_findings.judge_controller_rights("a", "shop", leases).text.startswith("a may not create leases")
+
+
 @pytest.mark.parametrize("shape", [{}, {"status": 1}, {"status": {"conditions": [1, {"type": 2}]}}, {"metadata": []}])
 def test_objects_of_any_shape_are_judged(shape: dict[str, Any]) -> None:
     assert cluster_findings.judge_server(shape).state is WARNING

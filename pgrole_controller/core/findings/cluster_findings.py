@@ -56,6 +56,7 @@ NEEDED = (
     *_permissions("create", "coordination.k8s.io", "leases", "own"),
     *_permissions("get update", "coordination.k8s.io", "leases", "own", "{lease}"),
     *_permissions("get list watch", "", "configmaps", "own"),
+    *_permissions("get list watch", "", "secrets", "own"),
 )
 
 #: What this command reads.
@@ -141,9 +142,12 @@ def judge_controller_rights(
     where = f" in namespace {watched}" if watched else ""
     if not missing:
         return Finding(CLUSTER, check, OK, f"{account} may do what the controller needs{where}")
+    there = ", ".join(dict.fromkeys(str(one) for one in missing if not watched or one.where != "own"))
+    own = ", ".join(str(one) for one in missing if watched and one.where == "own")
+    lacking = [f"{there}{where}"] * bool(there) + [f"{own} in its own namespace"] * bool(own)
     text = (
-        f"{account} may not {', '.join(map(str, missing))}{where}: install its permissions again, with helm upgrade or "
-        "your kustomize overlay"
+        f"{account} may not {', nor '.join(lacking)}: install its permissions again, with helm upgrade or your "
+        "kustomize overlay"
     )
     is_default = account == _DEFAULT_ACCOUNT and not watched
     return Finding(CLUSTER, check, PROBLEM, text, release or (shell(_APPLY_RIGHTS) if is_default else ()))
