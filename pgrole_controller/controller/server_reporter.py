@@ -23,6 +23,7 @@ from pgrole_controller.controller.worker import ServerWorker
 from pgrole_controller.core.backoff import Backoff
 from pgrole_controller.core.drift_record import HourlyDrifts, read_hourly_drifts
 from pgrole_controller.core.errors import Reason
+from pgrole_controller.core.names import name_some
 from pgrole_controller.core.outcome import CONNECTED, Outcome, Phase, of_error
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.server_options import Mode
@@ -332,7 +333,11 @@ def _outcome(worker: ServerWorker, metadata: Mapping[str, Any]) -> Outcome:
     found = _state(worker)
     if metadata.get("deletionTimestamp") is None:
         return found
-    return replace(found, message=f"{found.message}; it is being deleted, and remains until no PgRole references it")
+    message = f"{found.message}; it is being deleted, and remains until no PgRole references it"
+    held = [one for one in sequence(metadata.get("finalizers")) if str(one).endswith(f".{FINALIZER}")]
+    if held:  # perhaps by an installation that is gone, or serves another namespace now
+        message = f"{message}; installations for one namespace hold it with {name_some(sorted(map(str, held)))}"
+    return replace(found, message=message)
 
 
 def _state(worker: ServerWorker) -> Outcome:

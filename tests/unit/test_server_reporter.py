@@ -157,6 +157,23 @@ async def test_a_pgserver_that_cannot_be_deleted_yet_reports_what_it_waits_for()
     assert ready["message"].endswith("it is being deleted, and remains until no PgRole references it")
 
 
+@pytest.mark.parametrize("namespace", [None, "team-b"])
+async def test_a_pgserver_that_other_installations_keep_from_being_deleted_names_their_finalizers(
+    namespace: str | None,
+) -> None:
+    world = ServerReporterWorld(namespace)
+    world.worker.keeper.state, world.worker.keeper.server = SessionState.ACTIVE, declared(2, "second")
+    finalizers = ["team-a.pgrole.dev/in-use", "example.com/other"]
+    about = metadata(2, "second") | {"deletionTimestamp": "2027-01-01T00:00:00Z", "finalizers": finalizers}
+    world.store.put(pack({"kind": "PgServer", "metadata": about, "spec": {}}))
+    async with running(world):
+        with anyio.fail_after(PATIENCE):
+            await world.api.asked.wait()
+    (status,) = world.api.statuses
+    [ready] = [one for one in status["conditions"] if one["type"] == "Ready"]
+    assert ready["message"].endswith("; installations for one namespace hold it with team-a.pgrole.dev/in-use")
+
+
 async def test_a_server_that_reconnects_is_connecting_and_not_active() -> None:
     world = ServerReporterWorld()
     world.worker.keeper.state = SessionState.ACTIVE
