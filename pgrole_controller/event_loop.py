@@ -5,7 +5,9 @@ a time, and each that computes makes every turn of the loop wait 5 ms longer. So
 calls, and one for the others, which need not wait for these. Each name lookup has a thread of its own.
 """
 
+import asyncio
 import errno
+import logging
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -15,6 +17,8 @@ from typing import Any, ParamSpec, TypeVar
 import anyio
 import anyio.to_thread
 from anyio.lowlevel import RunVar, checkpoint
+
+log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -113,6 +117,17 @@ class Signal:
     async def wait(self) -> None:
         """Waits until set or pulsed; returns at once while set."""
         await self._event.wait()
+
+
+def report_unhandled(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """A loop's exception handler. Whoever ends a connection need not wait for its last answer, which asyncio would
+    report as an error.
+    """
+    error = context.get("exception")
+    if isinstance(error, ConnectionError) and "future" in context:
+        log.debug("a connection ended before an answer that nothing waits for", extra={"error": str(error)})
+    else:
+        loop.default_exception_handler(context)
 
 
 class LookupThreads(ThreadPoolExecutor):

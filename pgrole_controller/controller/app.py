@@ -37,7 +37,7 @@ from pgrole_controller.controller.telemetry import count_news
 from pgrole_controller.controller.worker import ServerWorker
 from pgrole_controller.core.privileges.privilege_result import PrivilegeResult
 from pgrole_controller.core.request import Key
-from pgrole_controller.event_loop import LookupThreads, Signal, unless
+from pgrole_controller.event_loop import LookupThreads, Signal, report_unhandled, unless
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.election import Elector
 from pgrole_controller.kube.errors import KubeError, WrongKubeconfig
@@ -93,6 +93,7 @@ async def run(config: Config) -> None:
     """
     asked, health = anyio.Event(), Health()
     asyncio.get_running_loop().set_default_executor(LookupThreads())
+    asyncio.get_running_loop().set_exception_handler(report_unhandled)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_await_signal, asked)
         if config.health_port is not None:

@@ -290,6 +290,8 @@ async def run_session(
                 tasks.start_soon(_beat, detector, fence, suspended)
                 if found.schema_state.is_older:
                     tasks.start_soon(_await_upgrade, detector, found.schema_state, period, tasks.cancel_scope)
+                elif found.missing is None:
+                    tasks.start_soon(_watch_schema, detector, period, tasks.cancel_scope)
                 await work(session)
                 tasks.cancel_scope.cancel()
 
@@ -346,6 +348,18 @@ async def _watch_access(detector: Detector, found: Capabilities, seconds: float,
     only = "sees_passwords" if detector.mode is Mode.WATCH else None
     changed = await await_access_change(detector.connection, detector.lock, found, seconds, only)
     log.info("privileges in the home database changed", extra={"changed": ", ".join(changed)})
+    session.cancel()
+
+
+async def _watch_schema(detector: Detector, seconds: float, session: anyio.CancelScope) -> None:
+    """Ends the session when a part of schema pgrole is gone, which the next session installs again."""
+    while True:
+        await anyio.sleep(seconds)
+        async with detector.lock:
+            with anyio.move_on_after(GUARDED_SECONDS, shield=True):
+                if not await is_current(detector.connection):
+                    break
+    log.warning("schema pgrole is incomplete")
     session.cancel()
 
 

@@ -397,3 +397,6 @@ BEGIN
     END LOOP;
 END
 $$;
+
+-- A part that is installed anew has lost what was observed, so the next observation reads everything.
+DELETE FROM pgrole.fingerprint;

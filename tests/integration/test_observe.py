@@ -413,6 +413,19 @@ async def test_a_full_observation_repairs_tampered_state(home: Connection, harm:
     assert await home.fetch(MISMATCHES) == []
 
 
+@pytest.mark.parametrize("table", ["role_state", "seen", "fingerprint", "database_state"])
+async def test_after_a_lost_table_is_installed_again_everything_is_observed(home: Connection, table: str) -> None:
+    await home.execute("CREATE ROLE subject")
+    await observe(home)
+    await home.execute(f"DROP TABLE pgrole.{table} CASCADE")
+    await home.execute(queries.install())
+    await observe(home)
+    assert await home.fetch(MISMATCHES) == []
+    await home.execute("DROP ROLE subject")
+    await observe(home)
+    assert await home.fetch(MISMATCHES) == []
+
+
 @pytest.mark.parametrize(
     "harm",
     [

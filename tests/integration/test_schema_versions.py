@@ -257,6 +257,32 @@ async def test_a_session_ends_to_update_a_schema_that_another_transaction_used(
     assert states == [SchemaState.IN_USE, SchemaState.CHANGED]
 
 
+async def test_a_session_ends_to_install_what_someone_dropped_from_the_schema(
+    postgres_server: PostgresServer, connection: Connection
+) -> None:
+    await run_present(connection)
+    name = await connection.fetchval("SELECT current_database()")
+    states: list[SchemaState] = []
+
+    async def work(session: Session) -> None:
+        states.append(session.schema_state)
+        if len(states) == 1:
+            await connection.execute("DROP FUNCTION pgrole.take_claim CASCADE")
+            await anyio.sleep_forever()
+
+    with anyio.fail_after(60):
+        for _ in range(2):
+            await run_session(
+                Endpoint(postgres_server.dsn(database=name)),
+                "cluster",
+                interval=0.01,
+                may_install=True,
+                on_change=lambda _names: None,
+                work=work,
+            )
+    assert states == [SchemaState.PRESENT, SchemaState.CHANGED]
+
+
 async def test_a_role_that_does_not_own_a_schema_of_the_previous_version_uses_it_unchanged(
     postgres_server: PostgresServer, connection: Connection
 ) -> None:

@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from pgrole_controller.core.errors import PgRoleError
-from pgrole_controller.event_loop import LONG_TIMES, LookupThreads, Signal, run_aside, unless
+from pgrole_controller.event_loop import LONG_TIMES, LookupThreads, Signal, report_unhandled, run_aside, unless
 from pgrole_controller.local.process import reached
 from pgrole_controller.postgres.connection import Endpoint, connect
 
@@ -215,3 +215,18 @@ async def test_a_connection_error_says_that_no_lookup_thread_could_start(monkeyp
     asyncio.get_running_loop().set_default_executor(LookupThreads())
     monkeypatch.setattr(Thread, "start", refuse)
     assert "no thread available for a name lookup" in await connect_in_vain("a.name")
+
+
+async def test_the_answer_of_a_connection_that_ended_is_no_error_and_anything_else_is(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    loop = asyncio.get_running_loop()
+    for error in (ConnectionError("connection lost"), ValueError("a defect")):
+        future = loop.create_future()
+        future.set_exception(error)
+        context = {"message": "Future exception was never retrieved", "exception": error, "future": future}
+        report_unhandled(loop, context)
+        assert future.exception() is error
+    assert [record.exc_info and record.exc_info[0] for record in caplog.records if record.name == "asyncio"] == [
+        ValueError
+    ]
