@@ -101,11 +101,12 @@ async def read_schema_facts(connection: Connection, role: str) -> SchemaFacts:
     row = await fetch_row(connection, "", _query("schema"), seconds=_SECONDS)
     parts = await fetch_row(connection, "", queries.inspect("installation"), _bytes(role), seconds=_SECONDS)
     home = await read_home(connection)
-    versions = await _read_stored(connection, "installation", "schema_version")
-    version = versions[0].get("version", int) if versions else None
+    installed = await _read_stored(connection, "installation", "schema_version")
     return SchemaFacts(
         owner=row.find_text("owner"),
-        version=version,
+        version=installed[0].get("version", int) if installed else None,
+        installed_parts=installed[0].get("parts", int) if installed else None,
+        parts=parts.get("parts", int),
         keeps_history=row.get("keeps_history", bool),
         home=parts.get("home", bool),
         foreign_parts=parts.find_text("foreign_parts") or "",

@@ -1,2 +1,2 @@
--- Which version of schema pgrole is installed in this database?
-SELECT i.version FROM pgrole.installation AS i LIMIT 1
+-- Which version of schema pgrole is installed in this database, and how many parts had it then?
+SELECT i.version, i.parts FROM pgrole.installation AS i LIMIT 1

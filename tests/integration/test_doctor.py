@@ -114,6 +114,19 @@ async def test_an_older_schema_is_reported_with_its_version(patient: Patient) ->
     await patient.admin.execute(f"ALTER DATABASE {quoted(patient.database)} RESET pgrole.home")
 
 
+async def test_an_incomplete_schema_is_a_problem_until_it_is_installed_again(patient: Patient) -> None:
+    await install(patient.admin)
+    assert states((await examined(patient.admins_dsn))["schema pgrole"]) == {OK}
+    await patient.admin.execute("DROP FUNCTION pgrole.take_claim, pgrole.expect_applied CASCADE")
+    (finding,) = (await examined(patient.admins_dsn))["schema pgrole"]
+    assert finding.state is PROBLEM
+    assert finding.text.startswith("parts of schema pgrole are missing (")
+    await check_remedy(patient.admins_dsn, "pgrole-controller", "pgrole-controller sql | psql")
+    await install(patient.admin)
+    assert states((await examined(patient.admins_dsn))["schema pgrole"]) == {OK}
+    await patient.admin.execute(f"ALTER DATABASE {quoted(patient.database)} RESET pgrole.home")
+
+
 async def check_remedy(dsn: str, program: str, shown: str) -> None:
     """The remedy names the program as its user calls it."""
     answer = await run_command("doctor", program=program, PGROLE_DSN=dsn)

@@ -124,6 +124,11 @@ def test_the_mode_that_auto_chooses_is_explained(
         (replace(SCHEMA, version=2), False, PROBLEM),
         (replace(SCHEMA, version=5), True, OK),
         (replace(SCHEMA, version=6), True, PROBLEM),
+        (replace(SCHEMA, installed_parts=60, parts=60), True, OK),
+        (replace(SCHEMA, installed_parts=60, parts=58), True, PROBLEM),
+        (replace(SCHEMA, installed_parts=60, parts=61), True, PROBLEM),
+        (replace(SCHEMA, version=3, installed_parts=60, parts=58), True, WARNING),
+        (replace(SCHEMA, version=5, installed_parts=60, parts=58), True, OK),
         (replace(SCHEMA, version=None), False, UNKNOWN),
         (replace(SCHEMA, version=None, keeps_history=False), False, WARNING),
         (replace(SCHEMA, elsewhere=('"orders"',)), True, PROBLEM),
@@ -136,6 +141,14 @@ def test_the_mode_that_auto_chooses_is_explained(
 def test_the_version_of_the_schema_is_judged(schema: SchemaFacts, owns: bool, state: FindingState) -> None:
     findings = schema_findings.judge_schema("s", schema, replace(ROLE, owns=owns), "postgres", 4)
     assert findings[0].state is state
+
+
+@pytest.mark.parametrize(("owns", "who"), [(True, "the controller installs it again"), (False, "an administrator")])
+def test_missing_parts_of_the_schema_are_told_with_who_installs_them(owns: bool, who: str) -> None:
+    schema = replace(SCHEMA, installed_parts=60, parts=58)
+    (finding,) = schema_findings.judge_schema("s", schema, replace(ROLE, owns=owns), "postgres", 4)
+    assert finding.text.startswith(f"parts of schema pgrole are missing (58 instead of 60); {who}")
+    assert commands([finding]) == ['pgrole-controller sql | psql -v ON_ERROR_STOP=1 "$ADMIN_DSN"']
 
 
 @pytest.mark.parametrize(

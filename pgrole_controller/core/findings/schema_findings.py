@@ -65,6 +65,11 @@ def _judge_schema_version(
     if schema.version < version:
         who = "the controller updates it when it connects" if role.owns else "an administrator must update it"
         return Finding(area, check, WARNING, f"version {schema.version} is older than {version}; {who}", install)
+    installed, now = schema.installed_parts, schema.parts
+    if schema.version == version and installed is not None and now != installed:
+        what = "parts of schema pgrole are missing" if now < installed else "parts were added to schema pgrole"
+        who = "the controller installs it again when it connects" if role.owns else "an administrator must install it"
+        return Finding(area, check, PROBLEM, f"{what} ({now} instead of {installed}); {who}", install)
     return Finding(area, check, OK, f'version {schema.version}, owner "{schema.owner}"')
 
 
