@@ -64,8 +64,7 @@ class ServerChecks:
 
     async def run(self) -> None:
         """Adds to `checks`. A question that fails is a finding."""
-        if self.databases is None:
-            await self.checks.run("databases", self._ask_declared_databases)
+        asked = self.databases is not None or await self.checks.run("databases", self._ask_declared_databases)
         for name, check in (
             ("server", self._ask_server),
             ("privileges", self._ask_role),
@@ -79,7 +78,8 @@ class ServerChecks:
             ("old transactions", self._ask_transactions),
         ):
             await self.checks.run(name, check)
-        await self._check_databases()
+        if asked:
+            await self._check_databases()
 
     @property
     def _area(self) -> str:

@@ -21,7 +21,7 @@ from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.backend_memory import forgetting
 from pgrole_controller.postgres.connection import Connection
-from pgrole_controller.postgres.errors import translate_errors
+from pgrole_controller.postgres.errors import is_timed_out, translate_errors
 from pgrole_controller.postgres.rows import fetch_row
 
 #: Time limit of one guarded read, in seconds.
@@ -84,7 +84,8 @@ async def _begin(connection: Connection) -> None:
 class StoredTable:
     """A table of schema pgrole. `present`: the schema exists. `readable`: the table exists and can be read safely.
 
-    `exists`: the table does. `permitted`: the login may read it, be that safe or not.
+    `exists`: the table does. `permitted`: the login may read it, be that safe or not. `busy`: it is not readable now,
+    since another session holds a lock.
     """
 
     present: bool
@@ -92,6 +93,7 @@ class StoredTable:
     permitted: bool
     readable: bool
     keeps_privileges: bool
+    busy: bool
 
     @property
     def unsafe(self) -> bool:
@@ -145,27 +147,29 @@ async def find_tables(connection: Connection, *names: str) -> list[StoredTable]:
 
     Call it before any query of the transaction: what it finds must be what is locked.
     """
-    locked = [await _lock(connection, name) for name in names]
-    return [await _ask(connection, name, one) for name, one in zip(names, locked, strict=True)]
+    failures = [await _lock(connection, name) for name in names]
+    return [await _ask(connection, name, failure) for name, failure in zip(names, failures, strict=True)]
 
 
-async def _lock(connection: Connection, name: str) -> bool:
+async def _lock(connection: Connection, name: str) -> PgRoleError | None:
+    """Returns why the table could not be locked."""
     try:
         async with savepoint(connection):
             await connection.execute(f"LOCK TABLE pgrole.{name} IN ACCESS SHARE MODE")
-    except PgRoleError:
+    except PgRoleError as error:
         if connection.is_closed():
             raise
-        return False  # it is missing, or the login may not read it: the question tells which
-    return True
+        return error  # unless it is busy, it is missing, or the login may not read it: the question tells which
+    return None
 
 
-async def _ask(connection: Connection, name: str, locked: bool) -> StoredTable:
+async def _ask(connection: Connection, name: str, failure: PgRoleError | None) -> StoredTable:
     row = await fetch_row(connection, "", queries.inspect("own_table"), name)
     return StoredTable(
         present=row.get("present", bool) and (row.get("has_table", bool) or name != "claim"),
         exists=row.get("has_table", bool),
         permitted=row.get("readable", bool),
-        readable=locked and row.get("readable", bool) and row.get("safe", bool),
+        readable=failure is None and row.get("readable", bool) and row.get("safe", bool),
         keeps_privileges=row.get("keeps_privileges", bool),
+        busy=failure is not None and is_timed_out(failure),
     )

@@ -14,6 +14,7 @@ from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.schema import install
+from pgrole_controller.postgres.session_settings import PINNED
 from tests.commands import run_command
 from tests.integration.look_support import examined, follow, states
 
@@ -124,6 +125,25 @@ async def test_an_incomplete_schema_is_a_problem_until_it_is_installed_again(pat
     await check_remedy(patient.admins_dsn, "pgrole-controller", "pgrole-controller sql | psql")
     await install(patient.admin)
     assert states((await examined(patient.admins_dsn))["schema pgrole"]) == {OK}
+    await patient.admin.execute(f"ALTER DATABASE {quoted(patient.database)} RESET pgrole.home")
+
+
+async def test_a_locked_table_is_not_taken_for_one_that_the_login_may_not_read(
+    patient: Patient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(PINNED, "lock_timeout", "300ms")
+    await install(patient.admin)
+    async with patient.admin.transaction():
+        await patient.admin.execute("LOCK TABLE pgrole.claim IN ACCESS EXCLUSIVE MODE")
+        found, strangers = await examined(patient.admins_dsn), await examined(patient.dsn)
+    for check in ("claims", "databases"):
+        assert [one.state for one in found[check]] == [UNKNOWN]
+        assert found[check][0].text.startswith("pgrole.claim is locked by another session: try again")
+    assert strangers["claims"][0].text.startswith("not readable by this login")
+    assert "event triggers" not in found, "another login would not see the databases either"
+    assert states(found["schema pgrole"]) == {OK}
+    found = await examined(patient.admins_dsn)
+    assert (states(found["claims"]), "databases" in found) == ({OK}, False)
     await patient.admin.execute(f"ALTER DATABASE {quoted(patient.database)} RESET pgrole.home")
 
 
