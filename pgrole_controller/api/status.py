@@ -123,7 +123,7 @@ class PrivilegesStatus(Model):
         json_schema_extra={"maxLength": 64, "pattern": "^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$"},
     )
     message: str | None = Field(
-        default=None, description="Human-readable explanation and remedy.", json_schema_extra={"maxLength": 1024}
+        default=None, description="Human-readable explanation and remedy.", json_schema_extra={"maxLength": 1536}
     )
 
 

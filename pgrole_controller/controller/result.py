@@ -42,7 +42,7 @@ class Result:
     outcome: Outcome | None = None
     claim: Claim | None = None
     action: Action = Action.NOTHING
-    fields: tuple[str, ...] = ()  # that were changed or, under Report, were not
+    fields: tuple[str, ...] = ()  # that were changed
     reported: tuple[str, ...] = ()  # those that were not
     observed_at: datetime | None = None  # when the role was read, by the server's clock
     cascades: tuple[str, ...] = ()  # what the changes revoked from others, in words

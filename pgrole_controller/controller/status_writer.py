@@ -147,7 +147,13 @@ class StatusWriter:
                 self._waiting[key] = replace(pending, withdrawn=True)
             failed, _ = self._failed.get(key, (None, 0.0))
             if failed is not None and failed.outcome.reason is reason:
-                del self._failed[key]
+                self._drop(failed)
+
+    def _drop(self, pending: PendingStatus) -> None:
+        """Writes it no more, but keeps the drifts that no status has for the next one."""
+        self._failed.pop(pending.key, None)
+        if pending.details.earlier:
+            self._failed[pending.key] = (replace(pending, withdrawn=True), 0.0)
 
     def close(self) -> None:
         """Accepts nothing more; `run` returns when everything is written."""
@@ -182,6 +188,9 @@ class StatusWriter:
     async def _try(self, pending: PendingStatus, retries: TaskGroup) -> bool:
         """Returns whether the API server answered in time."""
         answered = True
+        if pending.withdrawn:
+            self._drop(pending)
+            return True
         try:
             with anyio.fail_after(WRITE_SECONDS):
                 await self._write(pending)

@@ -69,7 +69,7 @@ def count_things(number: int, noun: str) -> str:
 def cut_middle(text: str, most: int) -> str:
     """Returns at most this many characters of a text, without its middle: a message ends with what to do."""
     end = (most - 1) // 2
-    return text if len(text) <= most else f"{text[: most - 1 - end]}…{text[-end:]}"
+    return text if len(text) <= most else f"{text[: most - 1 - end]}…{text[len(text) - end :]}"
 
 
 #: A long text has no room for more.

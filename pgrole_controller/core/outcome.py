@@ -8,7 +8,7 @@ from pgrole_controller.core.approval import UNFIT
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, RefusedForNow, WaitingForDatabases
 from pgrole_controller.core.names import cut_middle, name_some
 from pgrole_controller.core.plan import Plan
-from pgrole_controller.core.privileges.granted_privileges import GrantedPrivileges
+from pgrole_controller.core.privileges.granted_privileges import LONGEST_OF_DATABASE, GrantedPrivileges
 
 
 class Phase(Enum):
@@ -56,9 +56,8 @@ _OWN_FAULT = frozenset({Reason.INVALID_SPEC, Reason.SERVER_GONE})
 
 _PRECEDENCE = (Phase.STALLED, Phase.WORKING, Phase.PAUSED)
 
-#: Maximum number of characters of a condition's message, and of what it says about one database: others have room, too.
+#: Maximum number of characters of a condition's message.
 LONGEST_MESSAGE = 2048
-LONGEST_OF_DATABASE = 1536
 
 #: Maximum number of databases whose messages stand there. The others are only named.
 _MOST_DATABASES = 5

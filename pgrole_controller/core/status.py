@@ -52,7 +52,7 @@ class StatusDetails:
     privileges: GrantedPrivileges | None = None
     cause: FoundCause | None = None
     offer: RoleOffer | None = None
-    earlier: tuple[DriftRecord, ...] = field(default=(), compare=False)
+    earlier: tuple[DriftRecord, ...] = ()
 
     def following(self, before: "StatusDetails") -> "StatusDetails":
         """Returns these with the corrected drifts of others that were never written."""

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from ssl import SSLObject, cert_time_to_seconds
 
 from pgrole_controller import resources
-from pgrole_controller.core.errors import Reason, Refused, Transient
+from pgrole_controller.core.errors import Reason, Refused
 from pgrole_controller.core.findings.server_facts import (
     ClaimCount,
     EventTriggerFacts,
@@ -182,9 +182,6 @@ async def _read_stored(connection: Connection, table: str, query: str, *argument
     Raises Transient if another session holds a lock.
     """
     async with reading_table(connection, table) as found:
-        if found.busy:
-            text = f"pgrole.{table} is locked by another session: try again, or find it: docs/troubleshooting.md"
-            raise Transient(Reason.SERVER_NOT_READY, text)
         return await fetch(connection, "", _query(query), *arguments, seconds=_SECONDS) if found.readable else None
 
 

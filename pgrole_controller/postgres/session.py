@@ -290,7 +290,7 @@ async def run_session(
                 tasks.start_soon(_beat, detector, fence, suspended)
                 if found.schema_state.is_older:
                     tasks.start_soon(_await_upgrade, detector, found.schema_state, period, tasks.cancel_scope)
-                elif found.missing is None:
+                elif found.missing is None and may_install and found.access["owns"]:
                     tasks.start_soon(_watch_schema, detector, period, tasks.cancel_scope)
                 await work(session)
                 tasks.cancel_scope.cancel()
@@ -352,14 +352,14 @@ async def _watch_access(detector: Detector, found: Capabilities, seconds: float,
 
 
 async def _watch_schema(detector: Detector, seconds: float, session: anyio.CancelScope) -> None:
-    """Ends the session when a part of schema pgrole is gone, which the next session installs again."""
+    """Ends the session when a part of schema pgrole is missing or was added: the next session installs it again."""
     while True:
         await anyio.sleep(seconds)
         async with detector.lock:
             with anyio.move_on_after(GUARDED_SECONDS, shield=True):
                 if not await is_current(detector.connection):
                     break
-    log.warning("schema pgrole is incomplete")
+    log.warning("parts of schema pgrole are missing, or were added")
     session.cancel()
 
 

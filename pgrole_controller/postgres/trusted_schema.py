@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 import anyio
 import asyncpg
 
-from pgrole_controller.core.errors import PgRoleError
+from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.backend_memory import forgetting
 from pgrole_controller.postgres.connection import Connection
@@ -84,8 +84,7 @@ async def _begin(connection: Connection) -> None:
 class StoredTable:
     """A table of schema pgrole. `present`: the schema exists. `readable`: the table exists and can be read safely.
 
-    `exists`: the table does. `permitted`: the login may read it, be that safe or not. `busy`: it is not readable now,
-    since another session holds a lock.
+    `exists`: the table does. `permitted`: the login may read it, be that safe or not.
     """
 
     present: bool
@@ -93,7 +92,6 @@ class StoredTable:
     permitted: bool
     readable: bool
     keeps_privileges: bool
-    busy: bool
 
     @property
     def unsafe(self) -> bool:
@@ -143,33 +141,35 @@ async def find_table(connection: Connection, name: str) -> StoredTable:
 
 
 async def find_tables(connection: Connection, *names: str) -> list[StoredTable]:
-    """Locks tables of schema pgrole, as far as they exist, and tells whether they can be read. Raises PgRoleError.
+    """Locks tables of schema pgrole, as far as they exist, and tells whether they can be read. Raises PgRoleError, in
+    particular Transient if another session holds a lock.
 
     Call it before any query of the transaction: what it finds must be what is locked.
     """
-    failures = [await _lock(connection, name) for name in names]
-    return [await _ask(connection, name, failure) for name, failure in zip(names, failures, strict=True)]
+    locked = [await _lock(connection, name) for name in names]
+    return [await _ask(connection, name, one) for name, one in zip(names, locked, strict=True)]
 
 
-async def _lock(connection: Connection, name: str) -> PgRoleError | None:
-    """Returns why the table could not be locked."""
+async def _lock(connection: Connection, name: str) -> bool:
     try:
         async with savepoint(connection):
             await connection.execute(f"LOCK TABLE pgrole.{name} IN ACCESS SHARE MODE")
     except PgRoleError as error:
         if connection.is_closed():
             raise
-        return error  # unless it is busy, it is missing, or the login may not read it: the question tells which
-    return None
+        if is_timed_out(error):
+            text = f"pgrole.{name} is locked by another session: try again, or find it: docs/troubleshooting.md"
+            raise Transient(Reason.SERVER_NOT_READY, text) from error
+        return False  # it is missing, or the login may not read it: the question tells which
+    return True
 
 
-async def _ask(connection: Connection, name: str, failure: PgRoleError | None) -> StoredTable:
+async def _ask(connection: Connection, name: str, locked: bool) -> StoredTable:
     row = await fetch_row(connection, "", queries.inspect("own_table"), name)
     return StoredTable(
         present=row.get("present", bool) and (row.get("has_table", bool) or name != "claim"),
         exists=row.get("has_table", bool),
         permitted=row.get("readable", bool),
-        readable=failure is None and row.get("readable", bool) and row.get("safe", bool),
+        readable=locked and row.get("readable", bool) and row.get("safe", bool),
         keeps_privileges=row.get("keeps_privileges", bool),
-        busy=failure is not None and is_timed_out(failure),
     )

@@ -6,7 +6,7 @@ from pgrole_controller.controller.privileges.privilege_progress import Privilege
 from pgrole_controller.controller.privileges.role_memory import RoleMemory
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, RefusedForNow, Waiting
 from pgrole_controller.core.names import join_messages
-from pgrole_controller.core.outcome import LONGEST_OF_DATABASE
+from pgrole_controller.core.privileges.granted_privileges import LONGEST_OF_DATABASE
 from tests.unit.test_acl_decision import grantee
 
 

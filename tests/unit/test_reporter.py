@@ -317,6 +317,38 @@ async def test_events_wait_until_the_last_status_is_written(objects: Objects) ->
         statuses.close()
 
 
+@pytest.mark.parametrize("state", ["failed", "waiting"])
+async def test_a_withdrawn_status_leaves_the_drifts_that_it_would_have_told_to_the_next(
+    objects: Objects, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    """Both PostgreSQL and the API server were away."""
+    monkeypatch.setattr(status_writer, "_BACKOFF", Backoff(3600.0, 3600.0))
+    now = datetime.now(UTC) - timedelta(hours=1)
+    claim = Claim("app", 1, 1, Owner("c1", "shop", "n1", "app", "u1"), "")
+    details = [
+        StatusDetails(replace(claim, last_drift_at=now + timedelta(seconds=each), last_drift_fields=(f"f{each}",)))
+        for each in range(2)
+    ]
+    away = Outcome(Phase.WORKING, Reason.SERVER_NOT_READY, "away")
+    api = FailingApi(3 if state == "failed" else 2, lambda: None)
+    statuses = StatusWriter(cast("Client", api), objects.store, lambda *_: None, Signal())
+    objects.store.put(made(1))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(statuses.run)
+        for one in details:
+            statuses.put(PendingStatus(made(1), RECONCILED, one))
+            await anyio.wait_all_tasks_blocked()
+        statuses.put(PendingStatus(made(1), away))
+        if state == "failed":
+            await anyio.wait_all_tasks_blocked()
+        statuses.withdraw([KEY], Reason.SERVER_NOT_READY)
+        await anyio.wait_all_tasks_blocked()
+        statuses.put(PendingStatus(made(1), RECONCILED, details[1]))
+        await anyio.wait_all_tasks_blocked()
+        statuses.close()
+    assert api.history == ["f1", "f0"]
+
+
 @pytest.mark.parametrize("declared", [True, False])
 async def test_a_report_that_is_written_after_its_server_was_removed_makes_no_series(
     objects: Objects, declared: bool

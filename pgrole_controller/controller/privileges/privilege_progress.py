@@ -10,11 +10,11 @@ from pgrole_controller.core.approval import Approval
 from pgrole_controller.core.contest import describe_field
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient
 from pgrole_controller.core.names import join_messages
-from pgrole_controller.core.outcome import LONGEST_OF_DATABASE
 from pgrole_controller.core.privileges.acl import AclChange, DatabaseObject, DefaultAclChange, ObjectId
 from pgrole_controller.core.privileges.acl_decision import PrivilegeDecision
 from pgrole_controller.core.privileges.awaited_privileges import AppliedDeclaration
 from pgrole_controller.core.privileges.default_acl_decision import label_place
+from pgrole_controller.core.privileges.granted_privileges import LONGEST_OF_DATABASE
 from pgrole_controller.core.privileges.grantee import Grantee, find_outdated
 from pgrole_controller.core.privileges.privilege_difference import PrivilegeDifference
 from pgrole_controller.core.privileges.privilege_result import (

@@ -6,14 +6,15 @@ from typing import Any
 
 from pgrole_controller.core.approval import RoleOffer, join_parts
 from pgrole_controller.core.errors import PgRoleError, Reason, make_legible
-from pgrole_controller.core.names import name_some, spell_name
+from pgrole_controller.core.names import cut_middle, name_some, spell_name
 from pgrole_controller.core.privileges.grantee import Grantee
 from pgrole_controller.core.privileges.kept_privileges import explain_former, find_answer
 from pgrole_controller.core.privileges.privilege_result import PrivilegeResult
 
 #: Maximum number of databases in status.privileges: an object declares at most 16, and may have given up others.
 _MOST_DATABASES = 32
-_MESSAGE_LIMIT = 1024
+#: Maximum number of characters of a message about one database. A condition's is longer: others have room, too.
+LONGEST_OF_DATABASE = 1536
 _LONGEST_CHANGE = 512
 _NAME = 63
 
@@ -142,5 +143,5 @@ def _entry(database: str, reason: Reason, message: str) -> dict[str, Any]:
         "database": database,
         "ready": False,
         "reason": reason.value,
-        "message": make_legible(message, _MESSAGE_LIMIT),
+        "message": cut_middle(make_legible(message), LONGEST_OF_DATABASE),
     }
