@@ -398,5 +398,6 @@ BEGIN
 END
 $$;
 
--- A part that is installed anew has lost what was observed, so the next observation reads everything.
-DELETE FROM pgrole.fingerprint;
+-- If a table was lost and is installed anew, the next observation reads everything.
+DELETE FROM pgrole.fingerprint
+WHERE NOT EXISTS (SELECT FROM pgrole.role_state) OR NOT EXISTS (SELECT FROM pgrole.seen);
