@@ -135,7 +135,7 @@ async def test_announcements_that_a_role_was_created_cause_no_complete_reads_wit
             worker.note_awaited(frozenset({KEY}))
             await world.hand.execute(f"GRANT UPDATE ON app.orders TO {world.role}")
             await world.wait_may("UPDATE", "app.orders", expected=False)
-        assert sum(Scope.FULL in one for one in rounds) == 1
+        assert sum(Scope.FULL in one for one in rounds) <= 1
 
 
 async def test_announcements_that_the_database_changed_cause_no_checks_without_pause(
