@@ -7,7 +7,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
-from pgrole_controller.api.validation import rule, rules
+from pgrole_controller.api.validation import LONGEST_LABEL_KEY, rule, rules
 
 #: NAMEDATALEN - 1. PostgreSQL silently truncates longer names, so that two names become one.
 NAME_BYTES = 63
@@ -33,6 +33,17 @@ def name_schema(size: str, nul: str) -> dict[str, Any]:
     """Returns the same check for the API server."""
     checks = rules(rule(f"size(bytes(self)) <= {NAME_BYTES}", size), rule(r"!self.contains('\u0000')", nul))
     return {"minLength": 1, "maxLength": NAME_BYTES, **checks}
+
+
+def check_label_keys(told: LiteralString) -> AfterValidator:
+    """Returns the validator of keys that are not too long for a label or annotation: what is said of others."""
+
+    def check(labels: dict[str, str]) -> dict[str, str]:
+        if max(map(len, labels), default=0) > LONGEST_LABEL_KEY:
+            raise PydanticCustomError("keys", told)
+        return labels
+
+    return AfterValidator(check)
 
 
 def check_once(names: list[str], problem: LiteralString) -> None:

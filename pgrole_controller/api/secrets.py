@@ -6,11 +6,10 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from pgrole_controller.api.meta import Model
+from pgrole_controller.api.meta import Model, check_label_keys
 from pgrole_controller.api.validation import (
     LABEL_KEYS,
     LONGEST_LABEL,
-    LONGEST_LABEL_KEY,
     LONGEST_NAME,
     OBJECT_KEY,
     OBJECT_NAME,
@@ -117,28 +116,16 @@ _LABELS = f"spec.connectionSecret.template.metadata.labels: {LABEL_KEYS}"
 _ANNOTATIONS = f"spec.connectionSecret.template.metadata.annotations: {LABEL_KEYS}"
 
 
-def _check_labels(labels: dict[str, str]) -> dict[str, str]:
-    if max(map(len, labels), default=0) > LONGEST_LABEL_KEY:
-        raise PydanticCustomError("keys", _LABELS)
-    return labels
-
-
-def _check_annotations(annotations: dict[str, str]) -> dict[str, str]:
-    if max(map(len, annotations), default=0) > LONGEST_LABEL_KEY:
-        raise PydanticCustomError("keys", _ANNOTATIONS)
-    return annotations
-
-
 class TemplateMetadata(Model):
     """Labels and annotations of the Secret. The prefixes of Kubernetes and of pgrole.dev are reserved."""
 
-    labels: Annotated[dict[str, _Label], AfterValidator(_check_labels)] = Field(
+    labels: Annotated[dict[str, _Label], check_label_keys(_LABELS)] = Field(
         default_factory=dict,
         max_length=32,
         description="Labels of the Secret.",
         json_schema_extra=rules(label_keys_rule(_LABELS)),
     )
-    annotations: Annotated[dict[str, _Text], AfterValidator(_check_annotations)] = Field(
+    annotations: Annotated[dict[str, _Text], check_label_keys(_ANNOTATIONS)] = Field(
         default_factory=dict,
         max_length=32,
         description="Annotations of the Secret.",

@@ -2,14 +2,13 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, StrictBool, model_validator
+from pydantic import Field, StrictBool, model_validator
 from pydantic_core import PydanticCustomError
 
-from pgrole_controller.api.meta import UNIQUE, Model, Pattern
+from pgrole_controller.api.meta import UNIQUE, Model, Pattern, check_label_keys
 from pgrole_controller.api.server_databases import AllowedPrivileges
 from pgrole_controller.api.validation import (
     LABEL_KEYS,
-    LONGEST_LABEL_KEY,
     label_keys_rule,
     list_schema,
     rule,
@@ -47,12 +46,6 @@ class LabelRequirement(Model):
         return self
 
 
-def _check_labels(labels: dict[str, str]) -> dict[str, str]:
-    if max(map(len, labels), default=0) > LONGEST_LABEL_KEY:
-        raise PydanticCustomError("keys", _LABELS)
-    return labels
-
-
 class NamespaceSelector(Model):
     """Namespaces whose PgRoles are admitted, by name or by label."""
 
@@ -62,7 +55,7 @@ class NamespaceSelector(Model):
         max_length=256,
         json_schema_extra=list_schema(256),
     )
-    match_labels: Annotated[dict[str, Annotated[str, Field(max_length=63)]], AfterValidator(_check_labels)] = Field(
+    match_labels: Annotated[dict[str, Annotated[str, Field(max_length=63)]], check_label_keys(_LABELS)] = Field(
         default_factory=dict,
         description="Labels that the namespace must have. All must match.",
         max_length=16,

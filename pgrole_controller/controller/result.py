@@ -257,9 +257,13 @@ class Attempt:
         due = next_rotation(desired.password, claim.record.rotated_at) if desired and claim else None
         cascades = describe_cascades(change for plan in self._done for change in plan.changes)
         if isinstance(self.decision, PgRoleError):
-            refused = replace(refuse(self.target, self.decision), released=released, changed_at=self._changed_at)
             refused = replace(
-                refused, privileges=self._privileges, observed_at=self._observed_at, rotated=self._rotated
+                refuse(self.target, self.decision),
+                released=released,
+                changed_at=self._changed_at,
+                privileges=self._privileges,
+                observed_at=self._observed_at,
+                rotated=self._rotated,
             )
             if not self._corrected:
                 return refused

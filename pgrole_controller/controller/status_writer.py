@@ -247,7 +247,7 @@ class StatusWriter:
     def _compose(self, pending: PendingStatus) -> _StatusWrite | None:
         """Returns what to write now, None for nothing."""
         stored = self._store.get(pending.key)
-        if pending.withdrawn or stored is None or stored.uid != pending.stored.uid:
+        if stored is None or stored.uid != pending.stored.uid:
             return None
         if self._standing.get(pending.key) == (stored.resource_version, pending.content):
             return None

@@ -5,7 +5,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from pgrole_controller.controller.privileges.grantees import MOST_EARLIER, MOST_NEWS, Grantees
+from pgrole_controller.controller.privileges.grantees import MOST_NEWS, Grantees
+from pgrole_controller.core.drift_record import MOST
 from pgrole_controller.core.privileges.grantee import DatabasePrivileges, Grantee
 from pgrole_controller.core.privileges.privilege_result import News, PrivilegeDrift, PrivilegeNews, PrivilegeResult
 from pgrole_controller.core.request import Key
@@ -177,7 +178,7 @@ def test_the_drifts_of_earlier_rounds_are_kept_for_the_history(heard: Heard) -> 
         heard.grantees.report("main", replace(RESULT, last_drifts=(one,), confirmed=True))
     result = heard.grantees.results("main", KEY)["orders"]
     assert result.last_drifts == (drifts[-1],)
-    assert result.earlier_drifts == tuple(drifts[-1 - MOST_EARLIER : -1])
+    assert result.earlier_drifts == tuple(drifts[-1 - MOST : -1])
 
 
 def test_news_that_nothing_takes_are_bounded_and_the_last_are_kept(heard: Heard) -> None:

@@ -8,14 +8,13 @@ reconcile the object again, which writes status and Events; one that differs onl
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
+from pgrole_controller.core.drift_record import MOST
 from pgrole_controller.core.privileges.grantee import Grantee
 from pgrole_controller.core.privileges.privilege_result import News, PrivilegeNews, PrivilegeResult
 from pgrole_controller.core.request import Key
 
 #: Maximum number of news of one role in one database while nothing announces them: its object may not be writable.
 MOST_NEWS = 100
-#: As many as status.driftHistory has.
-MOST_EARLIER = 10
 
 
 class Grantees:
@@ -154,5 +153,5 @@ class Grantees:
 def _follow(before: PrivilegeResult, result: PrivilegeResult) -> PrivilegeResult:
     """Returns the result with what the one before it has and no status or Event may say yet."""
     gone = [drift for drift in before.last_drifts if drift.corrected and drift not in result.last_drifts]
-    earlier = (*before.earlier_drifts, *gone)[-MOST_EARLIER:]
+    earlier = (*before.earlier_drifts, *gone)[-MOST:]
     return replace(result, news=(*before.news, *result.news)[-MOST_NEWS:], earlier_drifts=earlier)

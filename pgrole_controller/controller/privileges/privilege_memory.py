@@ -1,7 +1,7 @@
 """What one database's worker remembers between rounds.
 
-Losing it with the process only makes it less exact which difference counts as drift. It is of a database, not of a
-name: another database with that name has none of what was applied, though some oids are the same in both.
+Losing it with the process only makes it less exact which difference counts as drift. It belongs to a database, not to
+its name: another database with that name has none of what was applied, though some oids are the same in both.
 """
 
 import math

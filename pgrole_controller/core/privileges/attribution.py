@@ -196,7 +196,7 @@ def keep_distinct(events: Iterable[DdlEvent]) -> list[DdlEvent]:
     return list({replace(event, id=0, time=by_id[0].time): event for event in by_id}.values())
 
 
-def is_repeated(events: Sequence[DdlEvent]) -> bool:
+def _is_repeated(events: Sequence[DdlEvent]) -> bool:
     """Whether a statement may not be that of its command: an event trigger of others may grant more within a GRANT."""
     said = [(event.xid, event.statement) for event in events if event.statement]
     return len(set(said)) < len(said)
@@ -206,7 +206,7 @@ class RowWriters:
     """The events whose transaction may have written the rows with one xmin. `cut`: there are more."""
 
     def __init__(self, events: Sequence[DdlEvent], *, cut: bool = False) -> None:
-        self._unclear = cut or is_repeated(events)
+        self._unclear = cut or _is_repeated(events)
         distinct = keep_distinct(events)
         self._exact = _author_keys([event for event in distinct if event.exact])
         self._by_name = EventsByName(distinct)

@@ -77,7 +77,7 @@ async def read_authors(connection: Connection, rows: Sequence[ChangedRow]) -> di
         last = LastEvents(await _read_last_events(connection, sorted(tags)), stored)
         asked = {one: found.get(one, None if one.xmin else FoundAuthor()) for one in (*unproven, *not_shown)}
         better = await run_aside(len(asked), MANY_ROWS, _find_better, last, asked)
-        # Of a row that was not reached, nobody knows whether an earlier statement explains it better.
+        # An earlier statement might explain a row better that was not reached, so that has no author.
         authors = {changed: author for changed, author in authors.items() if changed in better or changed not in asked}
         authors |= {changed: author for changed, author in better.items() if author.login}
     return authors

@@ -283,8 +283,10 @@ class EventReader:
         said = LastEvents([read_event(row) for row in self._rows if row.get("said", bytes)][-MOST_LAST:])
         return {
             changed: one.author
-            for changed, one in ((changed, found[changed]) for changed in in_time(found))
-            if one.author.proof is Evidence.TRANSACTION and (one.shown or not said.find_better(changed, one).login)
+            for changed in in_time(found)
+            if (one := found[changed]).author.proof is Evidence.TRANSACTION
+            and (one.shown or not said.find_better(changed, one).login)
+            and (one.shown or not said.find_better(changed, one).login)
         }
 
 
