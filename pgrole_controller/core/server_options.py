@@ -23,6 +23,10 @@ class DatabaseMode(StrEnum):
     POLL = "Poll"  # a fingerprint of all privileges is read every interval
     RESYNC = "Resync"  # only when everything is read again
 
+    @property
+    def uses_event_triggers(self) -> bool:
+        return self in (DatabaseMode.AUTO, DatabaseMode.EVENTS)
+
 
 class AuditSource(StrEnum):
     """Which log of the server the controller may read to find who caused a drift."""

@@ -218,6 +218,7 @@ async def test_mode_poll_repairs_without_event_triggers(place: PrivilegePlace) -
         await place.hand.execute(f"GRANT UPDATE ON app.orders TO {place.reader}")
         await place.wait_may("UPDATE", "app.orders", expected=False)
         obj = await place.kube.wait_ready("reader")
+        assert await place.hand.fetchval("SELECT count(*) FROM pg_event_trigger WHERE evtname LIKE 'pgrole%'") == 0
     assert condition(obj, "Ready")["reason"] == "Reconciled"
 
 

@@ -112,6 +112,17 @@ async def test_a_missing_or_disabled_part_is_detected_and_restored(connection: C
     assert await connection.fetchval("SELECT digest FROM pgrole.applied") == "digest"
 
 
+async def test_event_triggers_are_installed_only_on_request_and_stay_once_they_are(connection: Connection) -> None:
+    found = await install_database(connection, allowed=True, event_triggers=False)
+    assert found.current
+    assert not found.armed
+    assert not found.remedy
+    assert await connection.fetchval("SELECT count(*) FROM pg_event_trigger WHERE evtname LIKE 'pgrole%'") == 0
+    assert await install_database(connection, allowed=False, event_triggers=False) == found
+    assert (await install_database(connection, allowed=True)).armed
+    assert (await install_database(connection, allowed=True, event_triggers=False)).armed
+
+
 async def test_in_the_home_database_both_installations_share_one_schema_and_version(connection: Connection) -> None:
     await schema.install(connection)
     found = await install_database(connection, allowed=True)

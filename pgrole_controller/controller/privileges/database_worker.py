@@ -246,10 +246,7 @@ class DatabaseWorker:
         self._context.grantees.report(server, result)
 
     @asynccontextmanager
-    async def _open(
-        self, detection: DatabaseMode | None = None, known: Fence | None = None, *, in_turn: bool = False
-    ) -> AsyncIterator[DatabaseSession]:
-        """`detection` None: as declared."""
+    async def _open(self, known: Fence | None = None, *, in_turn: bool = False) -> AsyncIterator[DatabaseSession]:
         config = self._context.config()
         if config.endpoint is None or config.databases is None:
             raise Transient(Reason.SERVER_NOT_READY, "the controller cannot connect to the server")
@@ -259,7 +256,7 @@ class DatabaseWorker:
             self.database,
             self._context.home,
             self._context.server,
-            detection=detection or config.databases.detection,
+            detection=config.databases.detection,
             interval=config.interval,
             may_install=config.may_install,
             candidate=self._context.leadership.candidate(_stand_by),
@@ -276,7 +273,7 @@ class DatabaseWorker:
     async def _run_turn(self) -> None:
         self.opened = False
         with anyio.move_on_after(OPENING_SECONDS) as limit:
-            async with self._open(DatabaseMode.RESYNC, self._fence, in_turn=True) as session:
+            async with self._open(self._fence, in_turn=True) as session:
                 limit.deadline = anyio.current_time() + TURN_SECONDS
                 self.opened, self._fence = True, session.fence
                 self.memory = self.memory.of_database(session.oid)

@@ -38,8 +38,9 @@ async def open_database(
     in_turn: bool = False,
 ) -> AsyncIterator[DatabaseSession]:
     """A session with one database of the server that `server` identifies. `home`: the name of the home database.
-    `known`: the leadership that this process took there in an earlier session. `in_turn`: it soon ends, and no other
-    such session exists meanwhile, so it may take a connection that is reserved for superusers.
+    `detection`: as declared; only Auto and Events install event triggers. `known`: the leadership that this process
+    took there in an earlier session. `in_turn`: the session detects nothing and soon ends, and no other such session
+    exists meanwhile, so it may take a connection that is reserved for superusers.
 
     `on_notice` is called when something may have changed. Raises PgRoleError if the session cannot begin; what is wrong
     with the database itself is Waiting or names the remedy.
@@ -56,7 +57,9 @@ async def open_database(
                         identity = await _prepare(connection, database, server)
                         if identity.superuser and not in_turn:
                             await check_unreserved(connection, database)
-                        installation = await install_database(connection, allowed=may_install)
+                        installation = await install_database(
+                            connection, allowed=may_install, event_triggers=detection.uses_event_triggers
+                        )
                         fence = await _lead(connection, candidate, installation, known)
                         if installation.present:
                             guarded = installation.others_may_create
@@ -74,7 +77,7 @@ async def open_database(
                             on_notice,
                             interval=interval,
                         )
-                        await session.detect(detection)
+                        await session.detect(DatabaseMode.RESYNC if in_turn else detection)
                 yield session
         except PgRoleError as error:
             raise await explain_session(error, endpoint, database) from error.__cause__

@@ -119,8 +119,10 @@ async def _find_setting(connection: Connection, database: str) -> str:
     return "event_triggers is off in the server's configuration" if row.get("configured_off", bool) else ""
 
 
-async def install_database(connection: Connection, *, allowed: bool) -> DatabaseInstallation:
-    """Installs what is missing, if `allowed`; does nothing where all of it is in place.
+async def install_database(
+    connection: Connection, *, allowed: bool, event_triggers: bool = True
+) -> DatabaseInstallation:
+    """Installs what is missing, if `allowed`; does nothing where all of it is in place. `event_triggers`: these, too.
 
     What the controller's role may not install is left out: `present`, `armed` and `remedy` of the result tell. Raises
     Refused if the schema is not trusted, or if installing would run the code of an untrusted role's event trigger;
@@ -134,6 +136,8 @@ async def install_database(connection: Connection, *, allowed: bool) -> Database
             f"role or a superuser must own the schema and everything in it, but does not own: {found.foreign_parts}. "
             "An administrator must inspect and drop it (DROP SCHEMA pgrole CASCADE)",
         )
+    if found.current and not event_triggers:
+        return found
     if (found.current and found.armed) or not allowed:
         return _explain(found, allowed=allowed)
     if found.publications:
@@ -147,8 +151,9 @@ async def install_database(connection: Connection, *, allowed: bool) -> Database
                 log.info("another controller installed schema pgrole", extra={"database": found.database})
             except asyncpg.InsufficientPrivilegeError as error:
                 return _explain(await inspect_database(connection), refused=shorten(str(error)))
-        refused = await _install_event_triggers(connection)
-    return _explain(await inspect_database(connection), refused=refused)
+        refused = await _install_event_triggers(connection) if event_triggers else ""
+    found = await inspect_database(connection)
+    return found if found.current and not event_triggers else _explain(found, refused=refused)
 
 
 async def remove(connection: Connection) -> None:

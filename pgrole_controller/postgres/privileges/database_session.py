@@ -256,8 +256,7 @@ class DatabaseSession:
         if detection is DatabaseMode.RESYNC:
             return
         why = self.installation.remedy or self.installation.switched_off
-        asked = detection in (DatabaseMode.AUTO, DatabaseMode.EVENTS)
-        if asked and self.installation.armed and not self.installation.switched_off:
+        if detection.uses_event_triggers and self.installation.armed and not self.installation.switched_off:
             try:
                 if self.installation.notifies:
                     await listen_in_database(self.connection, self.on_notice)
