@@ -117,8 +117,7 @@ class Attributor:
 
     def find_cause(self, key: Key) -> FoundCause | None:
         """Returns the cause of this object's last drift for which one was found."""
-        found = self._found.get(key)
-        return None if found is None else replace(found, exposes_all=self._config().attribution.exposes_all)
+        return self._found.get(key)
 
     async def run(self, session: Session) -> None:
         """Runs until cancelled, and raises no other exception."""

@@ -122,6 +122,7 @@ class Reporter:
                 result.privileges,
                 result.cause,
                 result.offer,
+                exposes_all=result.exposes_all,
             )
             self._statuses.put(PendingStatus(stored, outcome, details, logs.current_reconcile_id()))
         self._endings.end(result)

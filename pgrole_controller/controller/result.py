@@ -60,6 +60,7 @@ class Result:
     news: tuple[PrivilegeNews, ...] = ()  # of privileges, to be announced
     drift: RoleDrift | None = None  # that was corrected here, or that is reported
     cause: FoundCause | None = None  # of the last drift of the role, if it was found
+    exposes_all: bool | None = None  # whether status may show everything about who caused a drift; None: unknown
     offer: RoleOffer | None = None  # drift that is reported and can be approved
     approval: Approval | None = None  # by which drift was corrected here
 

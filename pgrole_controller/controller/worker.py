@@ -337,8 +337,8 @@ class ServerWorker:
             attributor.note_unreported(result.key)
         if result.claim is not None:
             attributor.note_claim(result.claim)
-        cause = attributor.find_cause(result.key)
-        return result if cause is None else replace(result, cause=cause)
+        cause = attributor.find_cause(result.key) or result.cause
+        return replace(result, cause=cause, exposes_all=self.server.attribution.exposes_all)
 
     def _note_suspension(self) -> None:
         """Handles that changes were suspended on the server, or are no longer: claims may wait to be released."""

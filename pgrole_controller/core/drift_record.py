@@ -150,9 +150,9 @@ def count_new(history: Iterable[Mapping[str, Any]], records: Iterable[DriftRecor
     return 0 if newest is None else sum(one.corrected and order(rfc3339(one.time), last) > newest for one in records)
 
 
-def keep_known(described: dict[str, Any], previous: Mapping[str, Any] | None, *, hides: bool) -> dict[str, Any]:
+def keep_known(described: dict[str, Any], previous: Mapping[str, Any] | None) -> dict[str, Any]:
     """Returns status.lastDrift with what the previous status knows of the same drift: a restarted controller knows less
-    of its cause and of what happened. `hides`: the server does not expose everything.
+    of its cause and of what happened.
     """
     names = ("time", "fields", "database", "corrected")
     if not previous or any(previous.get(name) != described.get(name) for name in names):
@@ -160,11 +160,19 @@ def keep_known(described: dict[str, Any], previous: Mapping[str, Any] | None, *,
     kept = dict(described)
     known, by = previous.get("by"), described.get("by")
     if isinstance(known, dict) and (by == _NOBODY or (by and known.items() >= by.items())):
-        kept["by"] = {name: value for name, value in known.items() if not (hides and name in _EXPOSED)}
+        kept["by"] = known
     details, shown = previous.get("details"), described.get("details", [])
     if isinstance(details, list) and len(details) >= len(shown) and all(map(_begins, details, shown)):
         kept["details"] = details
     return kept
+
+
+def hide_author(last: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns status.lastDrift without what only the server's owner may expose of its author."""
+    by = last.get("by")
+    if not isinstance(by, dict):
+        return dict(last)
+    return {**last, "by": {name: value for name, value in by.items() if name not in _EXPOSED}}
 
 
 def _begins(text: object, words: str) -> bool:

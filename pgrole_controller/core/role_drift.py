@@ -33,11 +33,10 @@ class RoleDrift:
 
 @dataclass(frozen=True, slots=True)
 class FoundCause:
-    """Who caused a drift of a role. `exposes_all`: status shows everything that is known."""
+    """Who caused a drift of a role."""
 
     drift: RoleDrift
     by: DriftAuthor
-    exposes_all: bool = False
 
 
 def compare_values(fields: Iterable[str], declared: Role, observed: Role | None) -> dict[str, dict[str, str]]:

@@ -14,6 +14,7 @@ from pgrole_controller.core.drift_record import (
     describe_last,
     extend_history,
     find_latest_time,
+    hide_author,
     keep_known,
     keep_reported_time,
     order,
@@ -42,7 +43,8 @@ class StatusDetails:
 
     `privileges`: None if there are none, or if nothing is known of them. `cause`: of a drift of the role, if it is
     known. `offer`: drift of the role that can be approved. `earlier`: drifts of the role that were corrected before the
-    last one and that no status has yet.
+    last one and that no status has yet. `exposes_all`: whether the server's owner lets status show everything about who
+    caused a drift; None: unknown, so what it shows stays.
     """
 
     claim: Claim | None = None
@@ -53,6 +55,7 @@ class StatusDetails:
     cause: FoundCause | None = None
     offer: RoleOffer | None = None
     earlier: tuple[DriftRecord, ...] = ()
+    exposes_all: bool | None = None
 
     def following(self, before: "StatusDetails") -> "StatusDetails":
         """Returns these with the corrected drifts of others that were never written."""
@@ -110,14 +113,11 @@ def _add_drifts(status: dict[str, Any], previous: Mapping[str, Any], details: St
     and undone or, after a restart, one in a database. It may also have counted drifts that no database remembers,
     because the claim, the role or a database was lost since.
     """
-    claim, cause = details.claim, details.cause
+    claim = details.claim
     latest_time = find_latest_time(details.observed_at, now)
     results = details.privileges.last_results if details.privileges else ()
     history = previous.get("driftHistory") or ()
-    exposes_all = (details.privileges is not None and details.privileges.exposes_all) or (
-        cause is not None and cause.exposes_all
-    )
-    hides = (details.privileges is not None or cause is not None) and not exposes_all
+    exposes_all = bool(details.exposes_all)
     before = previous.get("lastDrift") or {}
     of_role = _record_corrected(details)
     records, latest = [*details.earlier, *of_role], list(of_role)
@@ -132,11 +132,13 @@ def _add_drifts(status: dict[str, Any], previous: Mapping[str, Any], details: St
         known = read_moment(before.get("time"))
         of_claim = before.get("corrected") and not before.get("database")
         if of_claim or known is None or order(known, latest_time) <= order(newest.time, latest_time):
-            status["lastDrift"] = keep_known(describe_last(newest, exposes_all=exposes_all), before, hides=hides)
+            status["lastDrift"] = keep_known(describe_last(newest, exposes_all=exposes_all), before)
     if details.reported:
         record = _record_reported(previous, details, now)
-        status["lastDrift"] = keep_known(describe_last(record, exposes_all=exposes_all), before, hides=hides)
+        status["lastDrift"] = keep_known(describe_last(record, exposes_all=exposes_all), before)
         records.append(record)
+    if details.exposes_all is False and "lastDrift" in status:
+        status["lastDrift"] = hide_author(status["lastDrift"])
     if claim is not None:
         in_databases = sum(result.drift_count for result in results)
         remembered = claim.drift_count + max(in_databases, claim.counted)

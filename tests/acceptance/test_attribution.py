@@ -147,6 +147,10 @@ async def test_the_statement_log_names_the_author_and_no_statement_is_stored(
             assert "geheim" not in dump
             assert "SCRAM" not in dump
         assert "geheim" not in controller.log
+        await declared.apply("main", postgres, attribution={**attribution, "expose": "Minimal"})
+        async with running(Controller(api_server, "", tmp_path, "--namespace", kube.namespace), connected=False):
+            obj = await kube.wait_for("app", lambda one: "address" not in one["status"]["lastDrift"]["by"], "hidden")
+        assert obj["status"]["lastDrift"]["by"].keys() == {"login", "time", "proof"}
     await remove(kube)
 
 

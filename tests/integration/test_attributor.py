@@ -253,10 +253,3 @@ async def test_without_a_schema_nothing_is_recorded_but_the_author_is_found(
         await alice.execute(f"DROP ROLE {role}")
     assert home.found == [KEY]
     assert await home.rows() == []
-    cause = home.attributor.find_cause(KEY)
-    assert cause is not None
-    assert not cause.exposes_all
-    home.config = replace(home.config, attribution=replace(home.config.attribution, exposes_all=True))
-    cause = home.attributor.find_cause(KEY)
-    assert cause is not None
-    assert cause.exposes_all

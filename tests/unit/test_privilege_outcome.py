@@ -317,7 +317,7 @@ class TestPrivilegeStatus:
         assert (after["lastDrift"], after["driftCount"]) == (before["lastDrift"], before["driftCount"])
 
     def test_address_application_and_statement_are_shown_only_where_the_owner_exposes_them(self) -> None:
-        shown = build(known(replace(ORDERS, last_drifts=(DRIFT,)), exposes_all=True))["lastDrift"]["by"]
+        shown = build(known(replace(ORDERS, last_drifts=(DRIFT,))), exposes_all=True)["lastDrift"]["by"]
         assert (shown["application"], shown["address"]) == ("psql", "10.2.3.4")
         assert shown["statement"].startswith("GRANT DELETE")
         assert not {"application", "address", "statement"} & set(

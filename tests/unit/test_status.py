@@ -265,7 +265,7 @@ def test_the_author_of_a_drift_is_shown_once_found_and_stays() -> None:
 
 
 def test_everything_about_the_author_is_shown_only_where_the_server_exposes_it() -> None:
-    status = build(RECONCILED, claim=CLAIM, cause=FoundCause(DRIFT, BY, exposes_all=True))
+    status = build(RECONCILED, claim=CLAIM, cause=FoundCause(DRIFT, BY), exposes_all=True)
     assert status["lastDrift"]["by"] == {
         "login": "alice",
         "application": "psql",
@@ -274,6 +274,15 @@ def test_everything_about_the_author_is_shown_only_where_the_server_exposes_it()
         "proof": "Session",
     }
     assert build(RECONCILED, status, claim=CLAIM) == status
+
+
+def test_what_the_server_no_longer_exposes_disappears_from_every_status() -> None:
+    status = build(RECONCILED, claim=CLAIM, cause=FoundCause(DRIFT, BY), exposes_all=True)
+    denied = of_error(Refused(Reason.NOT_ALLOWED, "the policy says no"))
+    for outcome, claim in (RECONCILED, CLAIM), (RECONCILED, replace(CLAIM, last_drift_at=None)), (denied, None):
+        hidden = build(outcome, status, claim=claim, exposes_all=False)["lastDrift"]
+        assert hidden == {**status["lastDrift"], "by": {"login": "alice", "proof": "Session"}}
+        assert build(outcome, status, claim=claim)["lastDrift"] == status["lastDrift"]  # it is unknown
 
 
 def test_the_author_of_a_reported_drift_is_shown_with_the_time_of_its_first_report() -> None:
@@ -325,14 +334,14 @@ def test_the_last_drift_of_privileges_loses_nothing_in_a_restart() -> None:
     grantee = Grantee(Key("shop", "app"), "uid", 1, "app", 20_000, {})
     claim = replace(CLAIM, last_drift_at=None, last_drift_fields=())
 
-    def privileges(one: PrivilegeDrift, *, exposes_all: bool = True) -> GrantedPrivileges:
+    def privileges(one: PrivilegeDrift) -> GrantedPrivileges:
         result = PrivilegeResult(grantee.key, "uid", "orders", "d", last_drifts=(one,))
-        return GrantedPrivileges(grantee, {"orders": result}, exposes_all=exposes_all)
+        return GrantedPrivileges(grantee, {"orders": result})
 
-    before = build(RECONCILED, claim=claim, privileges=privileges(drift))
+    before = build(RECONCILED, claim=claim, privileges=privileges(drift), exposes_all=True)
     assert len(before["lastDrift"]["details"]) == 8
-    assert build(RECONCILED, before, claim=claim, privileges=privileges(restored)) == before
-    hidden = build(RECONCILED, before, claim=claim, privileges=privileges(restored, exposes_all=False))
+    assert build(RECONCILED, before, claim=claim, privileges=privileges(restored), exposes_all=True) == before
+    hidden = build(RECONCILED, before, claim=claim, privileges=privileges(restored), exposes_all=False)
     assert hidden["lastDrift"]["by"].keys() == {"login", "role", "time", "proof"}
 
 

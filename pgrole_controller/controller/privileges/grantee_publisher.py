@@ -161,7 +161,7 @@ class GranteePublisher:
         if grantee:  # `Databases` reports the others once no session there can still grant what was given up
             problems = {name: error for name, error in problems.items() if name in grantee.declared}
         results = self._grantees.results(self._name, key)
-        return GrantedPrivileges(grantee, results, problems, self._declared.attribution.exposes_all)
+        return GrantedPrivileges(grantee, results, problems)
 
 
 def _share(roles: frozenset[int], known: Sequence[frozenset[int]]) -> frozenset[int]:

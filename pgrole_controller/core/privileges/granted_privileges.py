@@ -26,13 +26,11 @@ class GrantedPrivileges:
     - `grantee`: as published; None: not published.
     - `results`: the latest of each database.
     - `problems`: databases in which nothing can be done, and why; they take precedence over results.
-    - `exposes_all`: status shows everything known about the cause of a drift.
     """
 
     grantee: Grantee | None = None
     results: Mapping[str, PrivilegeResult] = field(default_factory=dict)
     problems: Mapping[str, PgRoleError] = field(default_factory=dict)
-    exposes_all: bool = False
 
     def error_in(self, database: str) -> PgRoleError | None:
         """Returns why the privileges in this database are not as declared; None if they are, or if that is unknown."""
