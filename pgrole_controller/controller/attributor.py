@@ -105,6 +105,11 @@ class Attributor:
         if self._reported.pop(key, None) is not None and key in self._found and not self._found[key].drift.corrected:
             del self._found[key]
 
+    def forget(self) -> None:
+        """Forgets the drifts of another server."""
+        for known in (self._waiting, self._found, self._reported, self._noted, self._recent, self._rows):
+            known.clear()
+
     def note_claim(self, claim: Claim) -> None:
         """Records the drift that the claim mentions, unless it is known to be recorded."""
         at = claim.last_drift_at

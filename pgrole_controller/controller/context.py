@@ -10,7 +10,7 @@ from pgrole_controller.controller.privileges.grantees import Grantees
 from pgrole_controller.controller.queue import Endings, Queue
 from pgrole_controller.controller.reporter import Reporter
 from pgrole_controller.controller.server_config import ServerConfig
-from pgrole_controller.core.errors import Reason, Refused
+from pgrole_controller.core.errors import PgRoleError, Reason, Refused
 from pgrole_controller.postgres.capabilities import Identity
 
 
@@ -18,6 +18,7 @@ class Holder(Protocol):
     """A worker."""
 
     server: ServerConfig
+    trouble: PgRoleError | None
 
     def reconnect(self, why: str) -> None: ...
 
@@ -42,9 +43,14 @@ class LiveServers:
         self._declared[id(holder)] = holder
 
     def remove(self, holder: Holder) -> None:
-        """Notes that this holder ended: its server is no longer declared."""
+        """Notes that this holder ended: its server is no longer declared. Makes those reconnect that were refused
+        because another PgServer declares the same server.
+        """
         self.mark_connected(holder)
         self._declared.pop(id(holder), None)
+        for other in self._declared.values():
+            if other.trouble is not None and other.trouble.reason is Reason.CONFLICT:
+                other.reconnect("another PgServer was removed")
 
     def unknown(self) -> frozenset[str]:
         """Names of declared servers without a session, each of which may name any live server."""

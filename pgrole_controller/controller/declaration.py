@@ -141,6 +141,7 @@ def declare(stored: Stored, server: "PgServer", forbidden_metadata: tuple[str, .
         history=_history(spec.history),
         age=age_of(stored),
         generation=generation_of(stored),
+        connection=connection.model_dump_json(),
     )
 
 

@@ -20,7 +20,8 @@ class ServerConfig:
     `mode`: how changes are detected; in mode Poll, every `interval` seconds. `lapsed`: the Secret or ConfigMap that
     `endpoint` was made from no longer exists (`problem`): the current session continues, but no new one begins.
     `databases` None: no connection to any database but the home database. `age`: creationTimestamp, then uid; decides
-    between two declarations of one server. `generation`: of the PgServer.
+    between two declarations of one server. `generation`: of the PgServer. `connection`: spec.connection, as JSON.
+    `outdated`: the declared connection cannot be read (`problem`), and `endpoint` is that of an earlier one.
     """
 
     name: str
@@ -38,6 +39,8 @@ class ServerConfig:
     generation: int = 0
     problem: PgRoleError | None = field(default=None, compare=False)
     lapsed: bool = field(default=False, compare=False)
+    connection: str = field(default="", compare=False)
+    outdated: bool = field(default=False, compare=False)
 
     @property
     def uid(self) -> str:

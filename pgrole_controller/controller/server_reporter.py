@@ -18,6 +18,7 @@ from pgrole_controller.controller.errors import contain
 from pgrole_controller.controller.leadership import Leadership
 from pgrole_controller.controller.objects import Objects
 from pgrole_controller.controller.privileges.databases import DatabaseState
+from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.controller.session_keeper import SessionState
 from pgrole_controller.controller.worker import ServerWorker
 from pgrole_controller.core.backoff import Backoff
@@ -349,11 +350,18 @@ def _state(worker: ServerWorker) -> Outcome:
         )
         return Outcome(Phase.PAUSED, Reason.SUSPENDED, text)
     if keeper.state is SessionState.ACTIVE:
-        if worker.server.lapsed and worker.server.problem is not None:
-            missing = worker.server.problem.message
-            message = f"{CONNECTED.message}; {missing}: the current session continues, but a new one cannot start"
-            return replace(CONNECTED, message=message)
-        return CONNECTED
-    if keeper.trouble is not None:
+        return _describe_connection(worker.server)
+    if keeper.trouble is not None and not keeper.untried:
         return of_error(keeper.trouble)
     return Outcome(Phase.WORKING, Reason.PROGRESSING, "connecting to the server")
+
+
+def _describe_connection(server: ServerConfig) -> Outcome:
+    """The state of a server with a session, whose Secret or ConfigMap may be missing or not readable."""
+    if server.problem is None:
+        return CONNECTED
+    why = server.problem.message
+    if server.outdated:
+        return of_error(server.problem.reword(f"{why}: the current session uses the former spec.connection"))
+    rest = "but a new one cannot start" if server.lapsed else "with what was read before"
+    return replace(CONNECTED, message=f"{CONNECTED.message}; {why}: the current session continues, {rest}")

@@ -195,22 +195,25 @@ class ServerWorkers:
         """A server whose credentials cannot be read now keeps those that it has. Missing credentials serve only the
         current session, and are forgotten with it.
         """
-        if declared.problem is None or known.endpoint is None:
+        problem = declared.problem
+        if problem is None or known.endpoint is None:
             return declared
         if (declared.age, declared.address) != (known.age, known.address):
             return declared
-        if isinstance(declared.problem, Waiting) or known.lapsed:
+        outdated = known.outdated or declared.connection != known.connection
+        kept = replace(declared, endpoint=known.endpoint, outdated=outdated)
+        extra = {"server": declared.name, "error": problem.message}
+        if isinstance(problem, Waiting) or known.lapsed:
             running = self._running.get(declared.name)
             if running is None or not running.worker.keeper.state.has_session:
                 return declared
             if not known.lapsed:
-                log.warning(
-                    "credentials missing; the session continues",
-                    extra={"server": declared.name, "error": declared.problem.message},
-                )
-            return replace(declared, endpoint=known.endpoint, lapsed=True)
-        if isinstance(declared.problem, Transient):
-            return replace(declared, endpoint=known.endpoint)
+                log.warning("credentials missing; the session continues", extra=extra)
+            return replace(kept, lapsed=True)
+        if isinstance(problem, Transient):
+            if known.problem is None:
+                log.warning("connection not readable; the session continues", extra=extra)
+            return kept
         return declared
 
     def _version(self, stored: Stored) -> object:

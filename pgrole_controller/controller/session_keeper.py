@@ -77,7 +77,9 @@ class SessionState(Enum):
 
 
 class SessionKeeper:
-    """`server` is the declaration that the next session uses. `trouble`: why there is no session, while UNAVAILABLE."""
+    """`server` is the declaration that the next session uses. `trouble`: why there is no session, while UNAVAILABLE.
+    `untried`: of an earlier declaration, since no attempt with the current one has ended.
+    """
 
     def __init__(
         self,
@@ -95,6 +97,7 @@ class SessionKeeper:
         self.server = server
         self.state = SessionState.CONNECTING
         self.trouble: PgRoleError | None = None
+        self.untried = False
         self.session: Session | None = None
         self.changed: set[Key] = set()  # objects that changed during the outage
         self._context = context
@@ -130,7 +133,7 @@ class SessionKeeper:
     def reconnect(self, why: str) -> None:
         """Ends the session, or the wait for the next one, and begins another at once."""
         log.info(why, extra={"server": self.server.name})
-        self._outage = None
+        self._outage, self.untried = None, True
         self._set_down()
         if self._scope is not None:
             self._scope.cancel()
@@ -150,6 +153,7 @@ class SessionKeeper:
 
     def _set_up(self, state: SessionState) -> None:
         self.state, self.trouble, self._since = state, None, anyio.current_time()
+        self.untried = False
         self._reported = False
         self._context.live_servers.mark_connected(self)
 
@@ -225,6 +229,7 @@ class SessionKeeper:
     def _fail(self, error: PgRoleError) -> None:
         """Handles the error that ended a session, or an attempt to begin one."""
         now = anyio.current_time()
+        self.untried = False
         had_session = self.state.has_session
         if had_session and now - self._since >= HEALTHY_SECONDS:
             self._outage = None

@@ -114,9 +114,13 @@ class ServerWorker:
         changes the policy, or only what claims record of the PgServer.
         """
         before, self.keeper.server = self.server, server
+        if before.uid != server.uid:
+            self.drift_counts = DriftCounts()
         if before.resync_seconds != server.resync_seconds:
             self.retimed.pulse()
-        if before.access != server.access:
+            if self._orphans is not None:
+                self._orphans.restart()
+        if before.access != server.access or (server.endpoint is None and _said(before) != _said(server)):
             self.keeper.reconnect("server changed")
         elif (before.server_policy, before.address) != (server.server_policy, server.address):
             self.enqueue_all(RequestReason.POLICY, Rank.CHANGE)
@@ -235,12 +239,15 @@ class ServerWorker:
             tasks.cancel_scope.cancel()
 
     def _withdraw_others(self, system_identifier: int) -> None:
-        """Withdraws the roles of another server that had this name or address before. New servers give the same oids to
-        their first roles, so what was found there would count as an answer about this server.
+        """Withdraws the roles of another server that had this name or address before, and forgets its drifts. New
+        servers give the same oids to their first roles, so what was found there would count as an answer about this
+        server.
         """
         if self._system_identifier != system_identifier:
             self._system_identifier = system_identifier
             self._context.grantees.withdraw_all(self.server.name)
+            self.databases.forget_drifts()
+            self.attributor.forget()
 
     def _calm_until(self) -> float:
         """Before this time only a drift begins a batch, unless enough keys wait to fill one."""
@@ -360,6 +367,11 @@ class ServerWorker:
         """Enqueues the other objects that name a role which no object claims any more."""
         for key in self._objects.sharing(self.server.name, role_name) - {but}:
             self.enqueue(key, RequestReason.CLAIM_RELEASED, Rank.DEPENDENCY)
+
+
+def _said(server: ServerConfig) -> str:
+    """Why the controller cannot connect to the server; empty if it can."""
+    return server.problem.message if server.problem else ""
 
 
 def _is_suspended_there(result: Result) -> bool:

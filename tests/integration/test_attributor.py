@@ -219,6 +219,14 @@ async def test_a_drift_that_is_asked_about_when_the_session_ends_is_recorded_in_
         await home.wait_rows(lambda rows: rows == [("app", ["login"], 1, True)])
 
 
+async def test_drifts_of_a_former_server_are_not_recorded_on_the_next(home: HistoryHome) -> None:
+    home.attributor.note(KEY, DRIFT)
+    home.attributor.forget()
+    home.attributor.note(KEY, replace(DRIFT, role_name="other"))
+    async with home.running():
+        await home.wait_rows(lambda rows: rows == [("other", ["login"], 1, True)])
+
+
 async def test_an_unexpected_error_does_not_end_the_attributor(
     home: HistoryHome, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -788,6 +788,19 @@ async def test_a_column_that_gets_a_declared_name_is_noticed_by_polling(
         assert await world.hand.fetchval(query, world.role)
 
 
+async def test_a_shorter_resync_interval_takes_effect_at_once(world: DatabaseWorkerWorld) -> None:
+    databases = DatabasesConfig(("*",), detection=DatabaseMode.RESYNC)
+    world.config = replace(world.config, databases=databases)
+    world.declare(READ)
+    async with world.working() as worker:
+        await world.wait_settled()
+        world.config = replace(world.config, resync_seconds=0.2)
+        worker.note_config()
+        await anyio.sleep(0.5)  # what this read is over
+        await world.hand.execute(f"GRANT UPDATE ON app.orders TO {world.role}")
+        await world.wait_may("UPDATE", "app.orders", expected=False)
+
+
 async def test_a_long_round_does_not_delay_the_next_poll(
     world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:

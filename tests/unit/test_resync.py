@@ -13,6 +13,7 @@ from pgrole_controller.controller.servers import resync
 from pgrole_controller.controller.worker import ServerWorker
 from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.contest import Contests
+from pgrole_controller.core.errors import Reason, Waiting
 from pgrole_controller.core.policy import ServerPolicy
 from pgrole_controller.core.request import Key, RequestReason
 from pgrole_controller.core.workqueue import Done
@@ -44,6 +45,26 @@ async def test_claims_are_to_record_another_pgserver_or_generation_of_it(changed
     worker = ServerWorker(server, make_context(queue, cast("Objects", FakeObjects())))
     worker.declare(replace(server, **changed))
     assert queue.backlog("main").depth == 1
+
+
+async def test_drifts_of_a_replaced_pgserver_are_not_counted_as_those_of_its_successor() -> None:
+    server = ServerConfig("main", None, ServerPolicy(), Address("", 5432, "", ""), age=("2027-01-01T00:00:00Z", "a"))
+    worker = ServerWorker(server, make_context(Queue(), cast("Objects", FakeObjects())))
+    counts = worker.drift_counts
+    worker.declare(replace(server, generation=2))
+    assert worker.drift_counts is counts
+    worker.declare(replace(server, age=("2027-01-02T00:00:00Z", "b")))
+    assert worker.drift_counts is not counts
+
+
+async def test_another_reason_not_to_connect_is_reported_at_once() -> None:
+    missing = [Waiting(Reason.SERVER_NOT_READY, f"Secret {name} does not exist") for name in "ab"]
+    server = ServerConfig("main", None, ServerPolicy(), Address("", 5432, "", ""), problem=missing[0])
+    worker = ServerWorker(server, make_context(Queue(), cast("Objects", FakeObjects())))
+    worker.declare(replace(server))
+    assert not worker.keeper.untried
+    worker.declare(replace(server, problem=missing[1]))
+    assert worker.keeper.untried
 
 
 async def test_a_shorter_period_takes_effect_at_once() -> None:

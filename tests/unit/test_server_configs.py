@@ -22,7 +22,7 @@ from pgrole_controller.controller.servers import DENIED_SECONDS, ServerStores, S
 from pgrole_controller.controller.session_keeper import SessionState
 from pgrole_controller.controller.worker import ServerWorker
 from pgrole_controller.core.connection_secret import Address
-from pgrole_controller.core.errors import Reason, Refused, Transient
+from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient
 from pgrole_controller.core.policy import ServerPolicy
 from pgrole_controller.core.request import Key
 from pgrole_controller.event_loop import Signal
@@ -111,14 +111,23 @@ class ServerConfigWorld:
         return cast("ServerWorker", self.workers[-1])
 
     def put(
-        self, name: str, *, uid: str = "", database: str = "postgres", adopt: bool = False, by: Key | None = None
+        self,
+        name: str,
+        *,
+        uid: str = "",
+        database: str = "postgres",
+        adopt: bool = False,
+        by: Key | None = None,
+        **more: object,
     ) -> None:
+        """`more`: of spec.connection."""
         self._version += 1
         connection = {
             "hosts": ["127.0.0.1"],
             "database": database,
             "sslMode": "disable",
             "credentialsSecretRef": {"name": f"of-{name}"},
+            **more,
         }
         metadata = {
             "name": name,
@@ -258,6 +267,25 @@ async def test_former_access_is_not_used_for_a_changed_connection_with_an_unread
         world.put("a", database="another")
         await world.until(lambda: world.worker("a").server.problem is not None, "the problem")
         assert world.worker("a").server.endpoint is None
+
+
+async def test_former_access_that_stays_in_use_for_a_changed_connection_is_told() -> None:
+    """The address of applications is the same, so the session continues."""
+    world = ServerConfigWorld()
+    async with running(world):
+        world.put("a")
+        await world.until(lambda: "a" in world.servers, "the worker")
+        world.api.failure = ApiError(403, "Forbidden", "no")
+        world.put("a", adopt=True)
+        await world.until(lambda: world.worker("a").server.problem is not None, "the problem")
+        assert not world.worker("a").server.outdated, "only the policy changed"
+        world.put("a", requireAuth=["scram-sha-256"])
+        await world.until(lambda: world.worker("a").server.outdated, "the former connection")
+        assert world.worker("a").server.endpoint is not None
+        world.api.failure = None
+        world.put("a", requireAuth=["scram-sha-256"], adopt=True)
+        await world.until(lambda: world.worker("a").server.problem is None, "the connection")
+        assert not world.worker("a").server.outdated
 
 
 GONE = ApiError(404, "NotFound", "no such Secret")
@@ -429,11 +457,12 @@ def test_listed_secrets_are_compared_with_the_names_in_many_pgservers_at_once() 
 
 
 class HeldServer:
-    def __init__(self, server: ServerConfig) -> None:
-        self.server = server
+    def __init__(self, server: ServerConfig, trouble: PgRoleError | None = None) -> None:
+        self.server, self.trouble, self.reconnects = server, trouble, 0
 
     def reconnect(self, why: str) -> None:
-        raise AssertionError(why)
+        assert why == "another PgServer was removed"
+        self.reconnects += 1
 
 
 @pytest.mark.parametrize(
@@ -459,3 +488,14 @@ def test_the_conflict_of_two_declarations_of_a_server_names_the_one_that_holds_i
     with pytest.raises(Refused) as refused:
         live.hold(HeldServer(replace(older, name="other", age=("2026-05-07T07:08:09Z", "uid-2"))), identity)
     assert (refused.value.reason, refused.value.message) == (Reason.CONFLICT, expected)
+
+
+def test_whoever_was_refused_for_a_conflict_tries_again_when_a_pgserver_is_removed() -> None:
+    config = ServerConfig("a", None, ServerPolicy(), Address("db", 5432, "postgres", "require"))
+    conflict, away = Refused(Reason.CONFLICT, "x"), Transient(Reason.SERVER_NOT_READY, "x")
+    removed, refused, other, well = (HeldServer(config, one) for one in (None, conflict, away, None))
+    live = LiveServers()
+    for one in removed, refused, other, well:
+        live.add(one)
+    live.remove(removed)
+    assert [one.reconnects for one in (removed, refused, other, well)] == [0, 1, 0, 0]

@@ -26,7 +26,7 @@ from pgrole_controller.controller.server_reporter import (
 from pgrole_controller.controller.session_keeper import SessionState
 from pgrole_controller.controller.worker import ServerWorker
 from pgrole_controller.core.connection_secret import Address
-from pgrole_controller.core.errors import Reason, Waiting
+from pgrole_controller.core.errors import Reason, Refused, Transient, Waiting
 from pgrole_controller.core.policy import ServerPolicy
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.server_options import DatabaseMode
@@ -251,6 +251,43 @@ async def test_a_session_without_its_secret_is_reported_until_the_secret_exists_
     assert missing.message in said[1]
     assert said[0] == said[2]
     assert missing.message not in said[2]
+
+
+async def test_a_connection_that_is_not_the_declared_one_is_not_ready() -> None:
+    world = ServerReporterWorld()
+    refused = Transient(Reason.SERVER_NOT_READY, "the objects of spec.connection cannot be read: 403 Forbidden")
+    world.worker.keeper.state = SessionState.ACTIVE
+    world.store.put(stored(2, "second"))
+    for outdated in False, True:
+        world.worker.keeper.server = replace(declared(2, "second"), problem=refused, outdated=outdated)
+        async with running(world):
+            count = len(world.api.statuses)
+
+            async def is_written(count: int = count) -> bool:
+                return len(world.api.statuses) > count
+
+            assert await reached(is_written, PATIENCE)
+        [ready] = [one for one in world.api.statuses[-1]["conditions"] if one["type"] == "Ready"]
+        assert (ready["status"], ready["reason"]) == (
+            ("False", "ServerNotReady") if outdated else ("True", "Reconciled")
+        )
+        assert refused.message in ready["message"]
+
+
+async def test_a_changed_pgserver_is_not_reported_with_the_error_of_its_former_declaration() -> None:
+    world = ServerReporterWorld()
+    keeper = world.worker.keeper
+    keeper.server, keeper.state = declared(2, "second"), SessionState.UNAVAILABLE
+    keeper.trouble, keeper.untried = Refused(Reason.CONFLICT, "the first one's"), True
+    world.store.put(stored(2, "second"))
+    async with running(world):
+
+        async def is_written() -> bool:
+            return bool(world.api.statuses)
+
+        assert await reached(is_written, PATIENCE)
+    conditions = {one["type"]: one["reason"] for one in world.api.statuses[-1]["conditions"]}
+    assert conditions == {"Ready": "Progressing", "Reconciling": "Progressing"}
 
 
 async def test_an_error_in_reporting_a_pgserver_does_not_stop_the_reporter(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -316,13 +316,12 @@ class DatabaseWorker:
                 await self._work(session)
 
     async def _work(self, session: DatabaseSession) -> None:
-        rest, prepared, resync_at = 0.0, False, -math.inf
+        rest, prepared, resynced_at = 0.0, False, -math.inf
         while True:
             self._wake.clear()
             began = now = anyio.current_time()
-            if now >= resync_at:
-                self._everything = True
-                resync_at = now + self._context.config().resync_seconds
+            if now >= resynced_at + self._context.config().resync_seconds:
+                self._everything, resynced_at = True, now
             to_read, keys, since = await self._collect(session, now)
             if to_read.is_needed or keys or now >= self.memory.drifts.record_at:
                 rest = 0.0
@@ -336,6 +335,7 @@ class DatabaseWorker:
                     await session.prepare()
             else:
                 rest = _REST.longer(rest)
+            resync_at = resynced_at + self._context.config().resync_seconds
             due = min(resync_at, self._next_retry, self._complete_reads.due, self._checks.due)
             with anyio.move_on_after(max(due - anyio.current_time(), 0.0)):
                 await self._wake.wait()

@@ -172,6 +172,10 @@ class Databases:
         """Has the next call of `take_unstored` return these again, at most MOST_RECORDED."""
         self._unstored = [*self._unstored, *drifts][-MOST_RECORDED:]
 
+    def forget_drifts(self) -> None:
+        """Forgets what was found on another server."""
+        self._unstored, self._left = [], set()
+
     def take_left(self) -> set[str]:
         """Returns the databases that are no longer served since the last call, and may have a part of schema pgrole."""
         left, self._left = self._left - self._served.keys(), set()
