@@ -57,6 +57,7 @@ _STATUS_LACKS = (
 )
 _OTHER_DRIFTS = "drifts of other databases, and of the roles themselves, which the home database has"
 _NAMESPACES = "namespaces of PgRoles, so -n is ignored"
+_SERVER = "which PgServer the DSN is of, so drifts of all are shown: name one with --server"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,7 @@ async def _read(options: argparse.Namespace, choice: ServerChoice) -> History:
         why = spell_error(server.problem) if server.problem is not None else "its address is unknown"
         if options.database is not None:
             raise Refused(Reason.SERVER_NOT_READY, why)
-        return await _read_statuses(options, choice, since, why, "Set PGROLE_DSN", server)
+        return await _read_statuses(options, choice, since, why, "Set PGROLE_DSN")
     async with reading(server.endpoint, options.database) as connection:
         place = await find_history(connection)
         if place.state is HistoryState.READABLE:
@@ -109,7 +110,7 @@ async def _read(options: argparse.Namespace, choice: ServerChoice) -> History:
     why = f'database "{place.database}" has no history for "{place.login}": {place.state.value}'
     if options.database is not None:
         raise Refused(Reason.SERVER_NOT_READY, f"{why}. {_remedy(place.state, home=False)}")
-    return await _read_statuses(options, choice, since, why, _remedy(place.state, home=True), server)
+    return await _read_statuses(options, choice, since, why, _remedy(place.state, home=True))
 
 
 async def _find_server(choice: ServerChoice) -> ServerConfig:
@@ -132,22 +133,16 @@ def _remedy(state: HistoryState, *, home: bool) -> str:
 
 
 async def _read_statuses(
-    options: argparse.Namespace,
-    choice: ServerChoice,
-    since: datetime,
-    why: str,
-    remedy: str,
-    server: ServerConfig | None = None,
+    options: argparse.Namespace, choice: ServerChoice, since: datetime, why: str, remedy: str
 ) -> History:
     """Raises Refused if no cluster is configured; WrongKubeconfig, ApiError, Unreachable, BadStream."""
-    name = choice.server or (server.name if server is not None else None)
     try:
         async with open_cluster(choice) as client:
             found = [
                 drift
                 async for page in list_pages(client, PGROLES, choice.namespace)
                 for obj in page
-                if name is None or server_of(obj) == name
+                if choice.server is None or server_of(obj) == choice.server
                 for drift in _drifts_of(obj)
             ]
     except NotConfigured as error:
@@ -161,7 +156,8 @@ async def _read_statuses(
         raise Refused(Reason.SERVER_NOT_READY, text) from error
     where = f"namespace {choice.namespace}" if choice.namespace else "all namespaces"
     drifts = select(found, since, options.role)
-    return History(f"status.driftHistory of PgRoles in {where}", drifts, since, options.limit, why, _STATUS_LACKS)
+    lacks = _STATUS_LACKS if choice.dsn is None or choice.server is not None else (*_STATUS_LACKS, _SERVER)
+    return History(f"status.driftHistory of PgRoles in {where}", drifts, since, options.limit, why, lacks)
 
 
 def _drifts_of(obj: dict[str, Any]) -> list[ListedDrift]:

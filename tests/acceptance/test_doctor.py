@@ -337,3 +337,28 @@ async def test_history_shows_drifts_from_status_if_it_cannot_read_the_database(
     table = await run_command("history", *here, "-n", "shop", "--since", "3650d")
     assert len(table.out.splitlines()) == 3
     assert "It lacks:" in table.err
+
+
+async def test_history_with_a_dsn_shows_the_status_of_every_server_unless_one_is_named(
+    cluster: ApiServer, postgres: PostgresServer
+) -> None:
+    await apply_crds(cluster)
+    await create_namespace(cluster, "bank")
+    kube = Kube(cluster, "bank")
+    await kube.apply("here", name="here")
+    await kube.apply("there", name="there", serverRef={"name": "eu"})
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    for name in ("here", "there"):
+        await cluster.request(
+            "PATCH",
+            f"{GROUP}/namespaces/bank/pgroles/{name}/status",
+            {"status": {"driftHistory": [{"time": now, "fields": ["login"], "count": 1, "corrected": True}]}},
+            content_type="application/merge-patch+json",
+        )
+    spec = {"connection": {"hosts": ["h"], "sslMode": "disable", "credentialsSecretRef": {"name": "absent"}}}
+    await PgServers(cluster).apply_spec("eu", spec)
+    for chosen, roles in ((), {"here", "there"}), (("--server", "eu"), {"there"}):
+        where = ("--kubeconfig", str(cluster.kubeconfig), "-n", "bank", *chosen)
+        shape = (await run_command("history", *where, "-o", "json", PGROLE_DSN=postgres.dsn())).json()
+        assert {drift["role"] for drift in shape["drifts"]} == roles
+        assert any("name one with --server" in one for one in shape["lacks"]) is (not chosen)
