@@ -6,7 +6,14 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from pgrole_controller.commands.output import make_unexpected
-from pgrole_controller.commands.plan_model import PlannedAction, PlannedChange, PlannedObject, PlannedSql
+from pgrole_controller.commands.plan_model import (
+    NOT_COMPARED,
+    SUSPENDED,
+    PlannedAction,
+    PlannedChange,
+    PlannedObject,
+    PlannedSql,
+)
 from pgrole_controller.commands.plan_privileges import PlannedPrivileges
 from pgrole_controller.commands.plan_words import describe_changes, describe_password
 from pgrole_controller.controller.objects import Target
@@ -29,7 +36,6 @@ _NEEDS_DROP = (
     "the API server rejects a new object with spec.reassignOwnedTo or spec.terminateSessions unless "
     "spec.deletionPolicy is Drop"
 )
-_PASSWORDS = "password: not compared"
 _PRIVILEGES_LEFT = "privileges: not compared, since the object is refused"
 
 
@@ -143,7 +149,7 @@ class PlanConclusion:
             if any(isinstance(change, Create) for change in plan.changes):
                 notes.append(_describe_new_password(spec.password))
             elif desired.password.origin is PasswordOrigin.ELSEWHERE:
-                notes.append(_PASSWORDS)
+                notes.append(NOT_COMPARED)
         if spec.privileges and any(isinstance(one, Refused) for one in plan.pending):
             notes.append(_PRIVILEGES_LEFT)
         if isinstance(case.observed, Observed) and (former := case.observed.former):
@@ -169,7 +175,7 @@ def _describe_new_password(password: Any) -> str:  # noqa: ANN401 -- PasswordSpe
 
 def _without_plan(made: PlannedObject, error: PgRoleError) -> PlannedObject:
     if error.reason is Reason.SUSPENDED:
-        return replace(made, notes=("suspended: spec.suspend is true",))
+        return replace(made, notes=(SUSPENDED,))
     refusals, waits, errors = _sort([error])
     action = PlannedAction.REFUSE if refusals else PlannedAction.WAIT if waits else PlannedAction.FAIL
     return replace(made, action=action, refusals=tuple(refusals), waits=tuple(waits), errors=tuple(errors))
@@ -191,7 +197,7 @@ def _action_of(one: PlannedObject, plan: Plan) -> PlannedAction:
     if plan.action is Action.CREATED or any(isinstance(change, Create) for change in plan.changes):
         return PlannedAction.CREATE
     if plan.action is Action.ADOPTED:
-        same = not (one.changes or one.refusals or one.waits or plan.reported or _PASSWORDS in one.notes)
+        same = not (one.changes or one.refusals or one.waits or plan.reported or NOT_COMPARED in one.notes)
         return PlannedAction.CLAIM if same else PlannedAction.ADOPT
     if corrected:
         refused = any(isinstance(error, Refused) for error in plan.pending)

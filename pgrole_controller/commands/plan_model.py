@@ -37,6 +37,10 @@ class PlannedAction(StrEnum):
 #: Actions that leave roles and privileges as they are.
 IDLE = frozenset({PlannedAction.NOTHING, PlannedAction.CLAIM})
 
+#: Notes of objects that were not compared, or not completely.
+SUSPENDED = "suspended: spec.suspend is true"
+NOT_COMPARED = "password: not compared"
+
 
 class Sign(StrEnum):
     ADDED = "+"

@@ -1,5 +1,6 @@
 """Prints a plan: as a coloured difference with its SQL, as JSON, or as an SQL script for psql."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -9,6 +10,8 @@ from rich.text import Text
 from pgrole_controller.commands.output import render_document, spell_error
 from pgrole_controller.commands.plan_model import (
     IDLE,
+    NOT_COMPARED,
+    SUSPENDED,
     PlannedAction,
     PlannedChange,
     PlannedObject,
@@ -36,15 +39,19 @@ _ACTIONS: dict[PlannedAction, tuple[str, str]] = {
     PlannedAction.NOTHING: ("=", "dim"),
     PlannedAction.FAIL: ("!", "bold red"),
 }
-_COUNTED = {PlannedAction.NOTHING: "as declared", PlannedAction.CLAIM: "adopted as they are"}
+_AS_DECLARED = "as declared"
+_COUNTED = {PlannedAction.NOTHING: _AS_DECLARED, PlannedAction.CLAIM: "adopted as they are"}
+_COUNTED_NOTES = {SUSPENDED: "suspended", NOT_COMPARED: "as declared (password not compared)"}
 
 
 def print_plan(console: Console, report: PlanReport) -> None:
-    """Prints what differs, and one line with counts at the end. Only counts objects without differences."""
+    """Prints what differs, and one line with counts at the end. Only counts objects without differences, unless a note
+    says more than the counts do.
+    """
     for note in report.notes:
         console.print(Text(f"note: {make_printable(note)}", style="dim"))
     for one in report.objects:
-        if one.action not in IDLE:
+        if one.action not in IDLE or set(one.notes) - _COUNTED_NOTES.keys():
             console.print(_render(one), soft_wrap=True)
     console.print(_summarize(report))
 
@@ -117,12 +124,19 @@ def _summarize(report: PlanReport) -> Text:
     if not report.objects:
         return Text("nothing to do: no objects")
     objects = count_things(len(report.objects), "object")
-    if set(counted) <= {PlannedAction.NOTHING}:
-        return Text(f"nothing to do: {objects} as declared", style="green")
-    words = ", ".join(f"{count} {_COUNTED.get(action, action.value)}" for action, count in counted.items())
+    labels = {action: Counter(_label(one) for one in report.objects if one.action is action) for action in counted}
+    if labels.get(PlannedAction.NOTHING) == {_AS_DECLARED: len(report.objects)}:
+        return Text(f"nothing to do: {objects} {_AS_DECLARED}", style="green")
+    words = ", ".join(f"{count} {label}" for some in labels.values() for label, count in sorted(some.items()))
     if set(counted) <= IDLE:
         return Text(f"nothing to do: {objects}: {words}", style="green")
     return Text(f"{objects}: {words}", style="bold")
+
+
+def _label(one: PlannedObject) -> str:
+    notes = _COUNTED_NOTES if one.action is PlannedAction.NOTHING else {}
+    counted = _COUNTED.get(one.action, one.action.value)
+    return next((label for note, label in notes.items() if note in one.notes), counted)
 
 
 def _describe(one: PlannedObject) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import yaml
 from pgrole_controller.api.pgrole import PgRole
 from pgrole_controller.commands.manifest_files import parse_manifests
 from pgrole_controller.commands.plan_command import plan_files
-from pgrole_controller.commands.plan_model import PlannedAction, PlannedObject, PlanReport
+from pgrole_controller.commands.plan_model import NOT_COMPARED, SUSPENDED, PlannedAction, PlannedObject, PlanReport
 from pgrole_controller.commands.plan_output import render_json, render_sql
 from pgrole_controller.commands.server_reading import ServerChoice
 from pgrole_controller.core.ddl import quote_identifier
@@ -209,7 +209,9 @@ async def test_a_role_as_declared_needs_no_change(trial: PlanTrial) -> None:
     report = await trial.plan(spec)
     assert not report.differs
     assert not report.failed
-    assert report.objects[0].notes == ("password: not compared",)
+    assert report.objects[0].notes == (NOT_COMPARED,)
+    suspended = await trial.plan_one({**spec, "suspend": True, "login": False})
+    assert (suspended.action, suspended.notes) == (PlannedAction.NOTHING, (SUSPENDED,))
 
 
 async def test_an_existing_role_needs_adopt_and_then_is_adopted(trial: PlanTrial) -> None:

@@ -10,6 +10,8 @@ from rich.console import Console
 
 from pgrole_controller.commands.output import render_document
 from pgrole_controller.commands.plan_model import (
+    NOT_COMPARED,
+    SUSPENDED,
     PlannedAction,
     PlannedChange,
     PlannedObject,
@@ -43,7 +45,8 @@ def planned(text: str) -> PlannedObject:
 
 def printed(report: PlanReport, *, terminal: bool) -> str:
     stream = io.StringIO()
-    print_plan(Console(file=stream, markup=False, highlight=False, force_terminal=terminal, no_color=False), report)
+    console = Console(file=stream, markup=False, highlight=False, force_terminal=terminal, no_color=False, width=120)
+    print_plan(console, report)
     return stream.getvalue()
 
 
@@ -134,6 +137,27 @@ def test_roles_that_are_adopted_as_they_are_leave_nothing_to_do() -> None:
     changed = printed(PlanReport((planned("x"), kept)), terminal=False)
     assert changed.splitlines()[-1] == "2 objects: 1 change, 1 adopted as they are"
     assert json.loads(render_json(PlanReport((kept,))))["counts"] == {"claim": 1}
+
+
+def test_what_was_not_compared_is_not_counted_as_declared() -> None:
+    same, hidden = PlannedObject("shop/a"), PlannedObject("shop/b", notes=(NOT_COMPARED,))
+    suspended = PlannedObject("shop/c", notes=(SUSPENDED,))
+    assert printed(PlanReport((same, same)), terminal=False) == "nothing to do: 2 objects as declared\n"
+    assert printed(PlanReport((suspended,)), terminal=False) == "nothing to do: 1 object: 1 suspended\n"
+    assert printed(PlanReport((suspended, hidden, same)), terminal=False) == (
+        "nothing to do: 3 objects: 1 as declared, 1 as declared (password not compared), 1 suspended\n"
+    )
+    assert printed(PlanReport((planned("x"), hidden)), terminal=False).splitlines()[-1] == (
+        "2 objects: 1 change, 1 as declared (password not compared)"
+    )
+
+
+def test_an_object_with_nothing_to_do_is_listed_if_it_has_another_note() -> None:
+    kept = PlannedObject("shop/a", action=PlannedAction.CLAIM, notes=("the API server rejects it",))
+    said = printed(PlanReport((kept,)), terminal=False)
+    assert said == (
+        "= shop/a: claim\n    the API server rejects it\n\nnothing to do: 1 object: 1 adopted as they are\n"
+    )
 
 
 def test_a_plan_names_from_whom_else_a_membership_is_revoked() -> None:
