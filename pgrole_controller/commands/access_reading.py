@@ -48,6 +48,7 @@ MOST_USERS = 1000
 #: Number of databases read concurrently.
 _AT_ONCE = 4
 
+_TEMPLATE = "a template is read only if --database names it"
 _READ_EVERYTHING = frozenset({PG_READ_ALL_DATA, PG_WRITE_ALL_DATA, PG_MAINTAIN})
 
 
@@ -162,15 +163,28 @@ async def look_at_role(choice: ServerChoice, name: str, only: str | None) -> Rol
         role = find_role(graph, name)
         holders = graph.inherited(graph.settable(role))
         declarations = await read_declarations(connection, tables.claims, holders, holders, version)
-    wanted = [one for one in databases if only is None or one.acl.object.name == only]
-    if only is not None and not wanted:
-        raise Refused(Reason.INVALID_SPEC, f'database "{only}" does not exist')
     found = await read_each(
-        wanted,
+        _choose(databases, only),
         lambda one: _read_database(endpoint, _judge(graph, one.acl, version), role, declarations, one),
         _AT_ONCE,
     )
     return RoleReport(role, graph, found, declarations)
+
+
+def _choose(databases: Sequence[SeenDatabase], only: str | None) -> list[SeenDatabase]:
+    """Returns the one with that name, or all. Of several, a template is not read: no database could be created from it
+    meanwhile. Raises Refused if there is none.
+    """
+    if only is not None:
+        wanted = [one for one in databases if one.acl.object.name == only]
+        if not wanted:
+            raise Refused(Reason.INVALID_SPEC, f'database "{only}" does not exist')
+        return wanted
+    return [
+        replace(one, refusal=one.refusal or _TEMPLATE) if one.template and not one.current else one
+        for one in databases
+        if one.allowed or not one.template
+    ]
 
 
 async def _read_database(

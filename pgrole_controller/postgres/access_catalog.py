@@ -31,11 +31,15 @@ CATALOG_OIDS = {name: oid for oid, name in CATALOGS.items()}
 
 @dataclass(frozen=True, slots=True)
 class SeenDatabase:
-    """A database of the server. `refusal`: why its objects cannot be read; empty if they may be."""
+    """A database of the server. `refusal`: why its objects cannot be read; empty if they may be. `allowed`: it accepts
+    connections.
+    """
 
     acl: AccessObject
     current: bool
     refusal: str
+    template: bool
+    allowed: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,19 +115,20 @@ def find_role(graph: RoleGraph, name: str) -> int:
 
 
 async def read_databases(connection: Connection) -> list[SeenDatabase]:
-    """Reads the databases of the server by name, without templates. Raises PgRoleError."""
+    """Reads the databases of the server by name. Raises PgRoleError."""
     found = []
     for row in await fetch(connection, "", access_query(connection, "databases")):
         name, owner = row.text("name"), row.get("owner", int)
         obj = DatabaseObject(ObjectId("pg_database", row.get("oid", int)), ObjectKind.DATABASE, "", name, owner, "")
-        refusal = ""
-        if not row.get("allowed", bool):
+        refusal, allowed = "", row.get("allowed", bool)
+        if not allowed:
             refusal = "it accepts no connections (ALLOW_CONNECTIONS false)"
         elif not row.get("connects", bool):
             refusal = "the login lacks CONNECT on it"
         elif NOT_UTF8.search(name):
             refusal = "its name is not UTF-8"
-        found.append(SeenDatabase(AccessObject(obj, tuple(read_entries(row))), row.get("current", bool), refusal))
+        acl, current = AccessObject(obj, tuple(read_entries(row))), row.get("current", bool)
+        found.append(SeenDatabase(acl, current, refusal, row.get("template", bool), allowed))
     return found
 
 

@@ -1,6 +1,6 @@
--- Which databases exist, and with which ACL? `current`: the connection's. `allowed`: it takes connections.
+-- Which databases exist, and with which ACL? `current`: the connection's. `allowed`: it accepts connections.
 SELECT
-    d.oid, textsend(d.datname::text) AS name, d.datdba AS owner, d.datallowconn AS allowed,
+    d.oid, textsend(d.datname::text) AS name, d.datdba AS owner, d.datallowconn AS allowed, d.datistemplate AS template,
     d.datname = current_database() AS current,
     pg_catalog.has_database_privilege(d.oid, 'CONNECT') AS connects,
     a.grantees, a.grantors, a.grantor_names, a.privileges, a.grantable
@@ -12,5 +12,4 @@ CROSS JOIN LATERAL (
         array_agg(e.privilege_type) AS privileges, array_agg(e.is_grantable) AS grantable
     FROM aclexplode(coalesce(d.datacl, acldefault('d', d.datdba))) AS e
 ) AS a
-WHERE NOT d.datistemplate OR d.datname = current_database()
 ORDER BY d.datname

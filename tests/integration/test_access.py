@@ -464,6 +464,17 @@ async def test_an_inaccessible_database_is_listed_with_the_reason(monitored: Mon
     assert re.search(f"database {monitored.database} +TEMPORARY", text)
 
 
+async def test_a_template_is_read_only_if_it_is_named(monitored: Monitored) -> None:
+    role = (await look_at_object(monitored.choice, "app", None)).found.acl.object.owner_name
+    every = {one.name: one for one in (await look_at_role(monitored.choice, role, None)).databases}
+    assert every["template1"].problem == "a template is read only if --database names it"
+    assert "template0" not in every
+    (named,) = (await look_at_role(monitored.choice, role, "template1")).databases
+    assert (named.problem, any(line.kind is ObjectKind.SCHEMA for line in named.lines)) == ("", True)
+    (closed,) = (await look_at_role(monitored.choice, role, "template0")).databases
+    assert closed.problem == "it accepts no connections (ALLOW_CONNECTIONS false)"
+
+
 @pytest.mark.parametrize(
     ("name", "answer"),
     [
