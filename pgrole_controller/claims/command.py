@@ -15,7 +15,7 @@ from rich.cells import cell_len
 
 from pgrole_controller.claims.arguments import Arguments, ListArguments, ReleaseArguments, TransferArguments
 from pgrole_controller.core.drift_record import rfc3339
-from pgrole_controller.core.errors import PgRoleError
+from pgrole_controller.core.errors import PgRoleError, escape_bytes
 from pgrole_controller.core.names import count_things
 from pgrole_controller.ending import DONE, FAILED, escape_unencodable, make_printable, print_error
 from pgrole_controller.postgres.claims import (
@@ -79,7 +79,7 @@ def _object(one: ListedClaim) -> dict[str, Any]:
         "roleOid": claim.role_oid,
         "systemIdentifier": str(claim.system_identifier),
         "inDatabase": one.role.value,
-        "seenAs": one.seen_as or None,
+        "seenAs": escape_bytes(one.seen_as) or None,
         "cluster": owner.cluster,
         "namespace": owner.namespace,
         "namespaceUid": owner.namespace_uid or None,

@@ -9,7 +9,7 @@ from typing import TextIO
 
 from rich.console import Console
 
-from pgrole_controller.core.errors import NOT_UTF8, PgRoleError, Reason, Transient, make_legible
+from pgrole_controller.core.errors import PgRoleError, Reason, Transient, escape_bytes
 from pgrole_controller.ending import (
     FAILED,
     MISUSED,
@@ -67,7 +67,7 @@ def render_document(content: object) -> str:
 
 def _make_valid(value: object) -> object:
     if isinstance(value, str):
-        return NOT_UTF8.sub(lambda found: make_legible(found[0]), value)
+        return escape_bytes(value)
     if isinstance(value, Mapping):
         return {_make_valid(key): _make_valid(one) for key, one in value.items()}
     if isinstance(value, list | tuple):

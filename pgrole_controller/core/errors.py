@@ -79,6 +79,11 @@ def make_legible(text: str, limit: int | None = None) -> str:
     return _ILLEGIBLE.sub(_escape, text)[:limit]
 
 
+def escape_bytes(text: str) -> str:
+    """Returns the text with only bytes of another encoding escaped, as in messages, so that every reader accepts it."""
+    return NOT_UTF8.sub(_escape, text)
+
+
 def _escape(character: re.Match[str]) -> str:
     """Renders a byte of a name in another encoding, or a character that cannot be seen, for people."""
     code = ord(character[0])

@@ -181,6 +181,18 @@ class TestList:
         }
         assert "renamed to stolen" in table
 
+    async def test_a_name_in_another_encoding_is_valid_in_json(self, trial: ClaimsTrial) -> None:
+        await trial.home.execute("CREATE DATABASE latin ENCODING 'LATIN1' TEMPLATE template0 LOCALE 'C'")
+        latin = await asyncpg.connect(trial.server.dsn(database="latin"))
+        try:
+            await latin.execute('ALTER ROLE a1 RENAME TO "r\xf4le"')
+            listed = await trial.listed()
+        finally:
+            await latin.execute('DROP ROLE IF EXISTS "r\xf4le"')
+            await latin.close()
+            await trial.home.execute("DROP DATABASE latin")
+        assert listed["a1"]["seenAs"] == "r\\xf4le"
+
     async def test_control_characters_are_escaped(self, trial: ClaimsTrial) -> None:
         await trial.home.execute("UPDATE pgrole.claim SET role_name = E'a1\\x1b[2J\\nb1 there' WHERE role_name = 'a1'")
         out = (await trial.run("list")).out
