@@ -250,6 +250,9 @@ class UnexpectedError(Transient):
 #: asyncpg's message if the server does not offer TLS.
 _NO_TLS = "rejected SSL upgrade"
 
+#: asyncpg's message if a statement is sent while the connection closes.
+_CLOSED_MEANWHILE = "cannot switch to"
+
 
 @contextmanager
 def translate_errors(statement: str = "") -> Iterator[None]:
@@ -345,6 +348,8 @@ def _say(error: BaseException) -> str:
             return "the server does not offer TLS, which sslMode requires"
         case gaierror():
             return f"the host name does not resolve: {error.strerror}"
+        case asyncpg.InternalClientError() if _CLOSED_MEANWHILE in str(error):
+            return "the server closed it while a statement was sent"
     return str(error) or type(error).__name__
 
 

@@ -1,10 +1,11 @@
 """postgres/errors: how PostgreSQL's errors are classified."""
 
+import asyncpg
 import pytest
 
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, RefusedForNow, Transient, Waiting
 from pgrole_controller.core.outcome import Phase, of_error
-from pgrole_controller.postgres.errors import classify
+from pgrole_controller.postgres.errors import classify, translate_errors
 
 
 @pytest.mark.parametrize(
@@ -78,3 +79,9 @@ def test_every_other_internal_error_is_named(code: str) -> None:
 )
 def test_a_shortage_of_the_server_is_reported_with_its_remedy(code: str, words: str) -> None:
     assert words in classify(code, "x").message
+
+
+def test_a_connection_that_closes_while_a_statement_is_sent_is_not_told_in_words_of_the_library() -> None:
+    with pytest.raises(Transient) as raised, translate_errors():
+        raise asyncpg.InternalClientError("cannot switch to state 12; another operation (2) is in progress")
+    assert str(raised.value) == "the connection to PostgreSQL failed: the server closed it while a statement was sent"
