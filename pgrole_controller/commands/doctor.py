@@ -1,6 +1,7 @@
 """The command `doctor`: checks the cluster and the servers, and prints findings with the commands that fix them."""
 
 import argparse
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain, groupby
@@ -31,7 +32,7 @@ from pgrole_controller.core.findings.finding import Finding, FindingState, Remed
 from pgrole_controller.ending import DONE, FAILED, make_printable
 from pgrole_controller.kube.errors import KubeError, NotConfigured, WrongKubeconfig
 from pgrole_controller.program import spell_commands
-from pgrole_controller.settings import WrongSetting
+from pgrole_controller.settings import WrongSetting, read_settings
 
 if TYPE_CHECKING:
     from pgrole_controller.kube.client import Client
@@ -68,7 +69,7 @@ async def examine(choice: ServerChoice, login: str | None) -> list[Finding]:
     """The findings, by area. Raises WrongSetting if neither a cluster nor a server is configured, and WrongKubeconfig
     if --kubeconfig or --context is wrong.
     """
-    known = ClusterKnowledge()
+    known = ClusterKnowledge(cluster=read_settings({}, os.environ, only=("cluster_id",)).cluster_id)
     try:
         async with open_cluster(choice) as client:
             await ClusterChecks(client, choice, known).run()

@@ -53,7 +53,9 @@ MOST_INSTALLATIONS = 50
 
 @dataclass(slots=True)
 class ClusterKnowledge:
-    """What the checks of servers use from the cluster. `databases`: those with managed privileges, by PgServer."""
+    """What the checks of servers use from the cluster. `cluster`: its id in claims; None: unknown. `databases`: those
+    with managed privileges, by PgServer.
+    """
 
     findings: list[Finding] = field(default_factory=list)
     cluster: str | None = None
@@ -171,11 +173,12 @@ class ClusterChecks:
                 continue  # of several installations, the checks are about the first, or the chosen namespace's own
             self.lease, self.watched = str(variables.get("PGROLE_LEASE") or "pgrole-controller"), watched
             self.account, self.release = judge.find_account(deployment), judge.upgrade_release(deployment)
+            self.known.cluster = str(variables.get("PGROLE_CLUSTER_ID") or "") or None
         return judge.judge_deployment(deployments, namespace, __version__)
 
     async def _read_environment(self, deployment: dict[str, Any]) -> dict[str, Any]:
-        """Returns the variables that decide where the controller needs its rights. Assumes that an unreadable ConfigMap
-        sets nothing.
+        """Returns the variables that decide where the controller needs its rights, and its name of the cluster. Assumes
+        that an unreadable ConfigMap sets nothing.
         """
         variables: dict[str, Any]
         variables, config_maps = judge.find_environment(deployment)
@@ -256,6 +259,8 @@ class ClusterChecks:
             return None
 
     async def _ask_cluster(self) -> list[Finding]:
+        if self.known.cluster is not None:
+            return []
         try:
             system = parse(await self.client.request("GET", NAMESPACES.path(None, "kube-system")))
         except ApiError as error:

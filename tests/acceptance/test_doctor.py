@@ -11,6 +11,8 @@ import pytest_asyncio
 import yaml
 
 from pgrole_controller.commands.doctor import examine
+from pgrole_controller.commands.doctor_cluster import ClusterChecks, ClusterKnowledge
+from pgrole_controller.commands.server_reading import open_cluster
 from pgrole_controller.core.findings.finding import Finding, FindingState
 from pgrole_controller.local.apiserver import ApiServer
 from pgrole_controller.local.manifests import apply, apply_crds, create_namespace
@@ -219,6 +221,29 @@ async def test_of_several_installations_the_one_of_the_chosen_namespace_is_check
     [rights] = found["the controller's permissions"]
     assert f"system:serviceaccount:shared-system:{name} may not" in rights.text
     assert f"in namespace team-{name}" in rights.text
+
+
+async def identify(cluster: ApiServer, own: str, namespace: str | None = None) -> str | None:
+    """The cluster's id in claims, for an environment with the id `own`."""
+    choice = choose(kubeconfig=str(cluster.kubeconfig), own_namespace="named-system", namespace=namespace)
+    known = ClusterKnowledge(cluster=own)
+    async with open_cluster(choice) as client:
+        await ClusterChecks(client, choice, known).run()
+    return known.cluster
+
+
+async def test_the_cluster_has_the_name_that_its_controller_uses_in_claims(cluster: ApiServer) -> None:
+    await apply_crds(cluster)
+    await create_namespace(cluster, "named-system")
+    system = await cluster.request("GET", "/api/v1/namespaces/kube-system")
+    assert await identify(cluster, "own") == "own"
+    for one, variables in (("a", {}), ("b", {"PGROLE_NAMESPACE": "team-b", "PGROLE_CLUSTER_ID": "eu-1"})):
+        source = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": one, "namespace": "named-system"}}
+        await apply(cluster, {**source, "data": variables})
+        container = {"name": "c", "image": "x:0.1", "envFrom": [{"configMapRef": {"name": one}}]}
+        await apply(cluster, deployment(one, "named-system", {"containers": [container]}))
+    assert await identify(cluster, "own", "team-b") == "eu-1"
+    assert await identify(cluster, "own") == system["metadata"]["uid"]
 
 
 async def test_a_lease_without_a_recent_renewal_is_a_problem(cluster: ApiServer) -> None:

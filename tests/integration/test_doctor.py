@@ -237,6 +237,20 @@ async def test_the_printed_statements_enable_event_triggers_again(patient: Patie
     await admin.execute(f"ALTER DATABASE {quoted(patient.database)} RESET pgrole.home")
 
 
+async def test_the_cluster_id_of_the_environment_tells_own_claims_from_those_of_others(
+    patient: Patient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await install(patient.admin)
+    await patient.admin.execute(
+        "INSERT INTO pgrole.claim (role_name, role_oid, system_identifier, cluster, namespace, namespace_uid, object,"
+        " object_uid) VALUES ('r', 1, 1, 'eu-1', 'n', 'u', 'o', 'u')"
+    )
+    for own, expected in (("eu-1", {OK}), ("eu-2", {OK, WARNING})):
+        monkeypatch.setenv("PGROLE_CLUSTER_ID", own)
+        assert states((await examined(patient.admins_dsn))["claims"]) == expected
+    await patient.admin.execute(f"ALTER DATABASE {quoted(patient.database)} RESET pgrole.home")
+
+
 async def test_event_triggers_that_the_controller_turns_off_for_itself_are_no_problem(patient: Patient) -> None:
     """A superuser does so since PostgreSQL 17, and disabling them would only break what others use them for."""
     admin, name = patient.admin, f'event triggers of "{patient.database}"'
