@@ -126,7 +126,10 @@ class ServerChecks:
     async def _ask_connections(self) -> list[Finding]:
         server, role = self._server, self._role
         sessions = await diagnosis.read_session_facts(self.connection, role.name)
-        return server_findings.judge_connections(self._area, server, role, sessions, len(self.databases or ()))
+        databases = self.config.databases
+        most = 0 if databases is None else databases.max + 1  # one for those that are polled in turn
+        served = min(len(self.databases or ()), most)
+        return server_findings.judge_connections(self._area, server, role, sessions, served)
 
     async def _ask_attribution(self) -> list[Finding]:
         audit_log = self.config.attribution.audit_log

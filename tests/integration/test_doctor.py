@@ -2,21 +2,24 @@
 
 import secrets
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import asyncpg
 import pytest
 import pytest_asyncio
 
+from pgrole_controller.commands.doctor_server import check_server
+from pgrole_controller.commands.server_reading import of_dsn
 from pgrole_controller.core.findings.finding import FindingState
+from pgrole_controller.core.server_options import DatabasesConfig
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.schema import install
 from pgrole_controller.postgres.session_settings import PINNED
 from tests.commands import run_command
-from tests.integration.look_support import examined, follow, states
+from tests.integration.look_support import by_check, examined, follow, states
 
 OK, WARNING, PROBLEM, UNKNOWN = FindingState.OK, FindingState.WARNING, FindingState.PROBLEM, FindingState.UNKNOWN
 HOSTILE = 'ev"il\x1b[31m; DROP'
@@ -202,6 +205,17 @@ async def test_the_printed_statements_lift_connection_limits(patient: Patient) -
     assert [one.state for one in found["connections"]] == [PROBLEM, PROBLEM]
     await follow(patient.server, found["connections"])
     assert states((await examined(patient.dsn))["connections"]) == {OK}
+
+
+@pytest.mark.parametrize(
+    ("databases", "needed"), [(None, 3), (DatabasesConfig(("*",), max=1), 5), (DatabasesConfig(("*",)), 7)]
+)
+async def test_only_databases_that_have_a_connection_at_once_need_one(
+    server: PostgresServer, databases: DatabasesConfig | None, needed: int
+) -> None:
+    config = replace(of_dsn(server.dsn()), databases=databases)
+    found = by_check(await check_server(config, None, ("a", "b", "c", "d"), None))
+    assert found["connections"][0].text.endswith(f"; the controller needs {needed}")
 
 
 async def test_the_printed_statements_enable_event_triggers_again(patient: Patient) -> None:

@@ -105,7 +105,7 @@ def judge_rights(area: str, role: RoleFacts) -> list[Finding]:
 def judge_connections(
     area: str, facts: ServerFacts, role: RoleFacts, sessions: SessionFacts, databases: int
 ) -> list[Finding]:
-    """`databases`: with managed privileges. Limits of -1 are none."""
+    """`databases`: those with managed privileges that have a connection at once. Limits of -1 are none."""
     check = "connections"
     needed = _SESSIONS + databases
     findings = []
