@@ -118,9 +118,10 @@ class ServerChecks:
     async def _ask_schema(self) -> list[Finding]:
         server, role = self._server, self._role
         schema = self.schema = await diagnosis.read_schema_facts(self.connection, role.name)
+        allowed = self.config.may_install
         return [
-            *schema_findings.judge_schema(self._area, schema, role, server.database, VERSION),
-            *schema_findings.judge_detection(self._area, role, schema, server.database),
+            *schema_findings.judge_schema(self._area, schema, role, server.database, VERSION, may_install=allowed),
+            *schema_findings.judge_detection(self._area, role, schema, server.database, may_install=allowed),
         ]
 
     async def _ask_connections(self) -> list[Finding]:
@@ -190,7 +191,7 @@ class ServerChecks:
                 triggers = await diagnosis.read_event_trigger_facts(connection, role.name)
         except DatabaseMissing:
             return [schema_findings.report_missing_database(self._area, database)]
-        return schema_findings.judge_event_triggers(self._area, triggers, role)
+        return schema_findings.judge_event_triggers(self._area, triggers, role, may_install=self.config.may_install)
 
     def _add(self, check: str, state: FindingState, text: str) -> None:
         self.checks.findings.append(Finding(self._area, check, state, text))

@@ -184,11 +184,13 @@ async def _read_declaration(client: "Client", stored: Stored, own_namespace: str
 
 def of_dsn(dsn: str) -> ServerConfig:
     """Returns the server of a DSN, with the policy that the controller has for PGROLE_DSN in the same environment."""
+    settings = read_settings({}, os.environ, only=("allow", "protected", "install"))
     return ServerConfig(
         DEFAULT_SERVER,
         Endpoint.of_dsn(dsn),
-        server_policy_of(read_settings({}, os.environ, only=("allow", "protected"))),
+        server_policy_of(settings),
         address_of(dsn),
+        may_install=settings.install,
         databases=DatabasesConfig(("*",), TEMPLATES),
     )
 

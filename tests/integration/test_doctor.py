@@ -105,6 +105,24 @@ async def test_a_monitoring_login_examines_the_named_role(patient: Patient) -> N
     assert states(missing["version"]) == {OK}  # the failed check hides no other
 
 
+async def test_a_controller_that_installs_nothing_is_not_expected_to(
+    patient: Patient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PGROLE_INSTALL", "false")
+    declared = (patient.database,)
+    found = by_check(await check_server(of_dsn(patient.admins_dsn), None, declared, None))
+    triggers = f'event triggers of "{patient.database}"'
+    for check in ("schema pgrole", "detection", triggers):
+        assert [one.state for one in found[check]] == [WARNING]
+        assert found[check][0].remedies[0].command.startswith("pgrole-controller sql ")
+    assert found["detection"][0].text.startswith("Auto chooses Poll, with claims in status: ")
+    await install(patient.admin)
+    await patient.admin.execute(queries.install_event_triggers())
+    found = by_check(await check_server(of_dsn(patient.admins_dsn), None, declared, None))
+    assert states(found["schema pgrole"]) == states(found["detection"]) == states(found[triggers]) == {OK}
+    await patient.admin.execute(f"ALTER DATABASE {quoted(patient.database)} RESET pgrole.home")
+
+
 async def test_an_older_schema_is_reported_with_its_version(patient: Patient) -> None:
     await install(patient.admin)
     await patient.admin.execute("UPDATE pgrole.installation SET version = version - 1")

@@ -111,7 +111,7 @@ def test_version_and_encoding_must_be_supported(facts: ServerFacts, state: Findi
 def test_the_mode_that_auto_chooses_is_explained(
     role: RoleFacts, schema: SchemaFacts, state: FindingState, says: str, remedies: int
 ) -> None:
-    (finding,) = schema_findings.judge_detection("s", role, schema, "postgres")
+    (finding,) = schema_findings.judge_detection("s", role, schema, "postgres", may_install=True)
     assert (finding.state, says in finding.text, len(finding.remedies)) == (state, True, remedies)
 
 
@@ -139,16 +139,36 @@ def test_the_mode_that_auto_chooses_is_explained(
     ],
 )
 def test_the_version_of_the_schema_is_judged(schema: SchemaFacts, owns: bool, state: FindingState) -> None:
-    findings = schema_findings.judge_schema("s", schema, replace(ROLE, owns=owns), "postgres", 4)
+    findings = schema_findings.judge_schema("s", schema, replace(ROLE, owns=owns), "postgres", 4, may_install=True)
     assert findings[0].state is state
 
 
 @pytest.mark.parametrize(("owns", "who"), [(True, "the controller installs it again"), (False, "an administrator")])
 def test_missing_parts_of_the_schema_are_told_with_who_installs_them(owns: bool, who: str) -> None:
     schema = replace(SCHEMA, installed_parts=60, parts=58)
-    (finding,) = schema_findings.judge_schema("s", schema, replace(ROLE, owns=owns), "postgres", 4)
+    (finding,) = schema_findings.judge_schema("s", schema, replace(ROLE, owns=owns), "postgres", 4, may_install=True)
     assert finding.text.startswith(f"parts of schema pgrole are missing (58 instead of 60); {who}")
     assert commands([finding]) == ['pgrole-controller sql | psql -v ON_ERROR_STOP=1 "$ADMIN_DSN"']
+
+
+@pytest.mark.parametrize(
+    ("schema", "state", "says"),
+    [
+        (SchemaFacts(None), WARNING, "may not install it: install is false"),
+        (replace(SCHEMA, version=2), PROBLEM, "too old"),
+        (replace(SCHEMA, version=3), WARNING, "an administrator must update it"),
+        (replace(SCHEMA, installed_parts=60, parts=58), PROBLEM, "an administrator must install it"),
+    ],
+)
+def test_a_controller_that_may_not_install_is_not_expected_to(
+    schema: SchemaFacts, state: FindingState, says: str
+) -> None:
+    superuser = replace(ROLE, superuser=True)
+    (finding,) = schema_findings.judge_schema("s", schema, superuser, "postgres", 4, may_install=False)
+    assert (finding.state, says in finding.text) == (state, True)
+    assert commands([finding]) == ['pgrole-controller sql | psql -v ON_ERROR_STOP=1 "$ADMIN_DSN"']
+    (detection,) = schema_findings.judge_detection("s", superuser, schema, "postgres", may_install=False)
+    assert ("claims in status" in detection.text, detection.remedies == finding.remedies) == (schema.owner is None,) * 2
 
 
 @pytest.mark.parametrize(
@@ -242,18 +262,19 @@ def test_settings_fixed_on_the_command_line_have_no_remedy() -> None:
 
 def test_event_triggers_that_do_not_fire_are_told_with_the_remedy() -> None:
     triggers = EventTriggerFacts("orders", 2, ("pgrole_on_ddl",), switched_off=True, others=('x"y',))
-    findings = schema_findings.judge_event_triggers("s", triggers, ROLE)
+    findings = schema_findings.judge_event_triggers("s", triggers, ROLE, may_install=True)
     assert [finding.state for finding in findings] == [PROBLEM, WARNING, PROBLEM]
     assert commands(findings) == [
         'ALTER EVENT TRIGGER "pgrole_on_ddl" ENABLE ALWAYS',
         'ALTER DATABASE "orders" SET event_triggers = on',
         'ALTER EVENT TRIGGER "x""y" DISABLE',
     ]
-    assert schema_findings.judge_event_triggers("s", EventTriggerFacts("orders", 0), ROLE)[0].state is WARNING
-    superuser = replace(ROLE, superuser=True)
-    assert schema_findings.judge_event_triggers("s", EventTriggerFacts("orders", 0), superuser)[0].state is OK
+    superuser, none = replace(ROLE, superuser=True), EventTriggerFacts("orders", 0)
+    for role, may_install, state in ((ROLE, True, WARNING), (superuser, True, OK), (superuser, False, WARNING)):
+        (finding,) = schema_findings.judge_event_triggers("s", none, role, may_install=may_install)
+        assert (finding.state, "polled" in finding.text) == (state, state is WARNING)
     published = EventTriggerFacts("orders", 0, publications=('"all"',))
-    (finding,) = schema_findings.judge_event_triggers("s", published, superuser)
+    (finding,) = schema_findings.judge_event_triggers("s", published, superuser, may_install=True)
     assert (finding.state, finding.remedies) == (WARNING, ())
     assert 'publication "all" is FOR ALL TABLES' in finding.text
 

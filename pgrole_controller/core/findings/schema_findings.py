@@ -16,10 +16,14 @@ from pgrole_controller.core.server_options import HistoryConfig
 
 OK, WARNING, PROBLEM, UNKNOWN = FindingState.OK, FindingState.WARNING, FindingState.PROBLEM, FindingState.UNKNOWN
 
+_INSTALL = shell('pgrole-controller sql | psql -v ON_ERROR_STOP=1 "$ADMIN_DSN"')
+_INSTALL_DATABASE = shell('pgrole-controller sql --database | psql -v ON_ERROR_STOP=1 "$ADMIN_DSN_OF_THIS_DATABASE"')
 
-def judge_schema(area: str, schema: SchemaFacts, role: RoleFacts, database: str, version: int) -> list[Finding]:
-    """`version`: the one that this controller installs."""
-    install = shell('pgrole-controller sql | psql -v ON_ERROR_STOP=1 "$ADMIN_DSN"')
+
+def judge_schema(
+    area: str, schema: SchemaFacts, role: RoleFacts, database: str, version: int, *, may_install: bool
+) -> list[Finding]:
+    """`version`: the one that this controller installs, if it `may_install` anything."""
     if schema.elsewhere:
         text = f"another database of this server is recorded as the home: {', '.join(schema.elsewhere)}"
         return [Finding(area, "schema pgrole", PROBLEM, text)]
@@ -27,6 +31,9 @@ def judge_schema(area: str, schema: SchemaFacts, role: RoleFacts, database: str,
         text = f'schema pgrole does not exist in database "{database}"'
         if schema.publications:
             return [Finding(area, "schema pgrole", WARNING, f"{text}, and {_publishes(schema.publications)}")]
+        if not may_install:
+            text = f"{text}, and the controller may not install it: install is false"
+            return [Finding(area, "schema pgrole", WARNING, text, _INSTALL)]
         if role.superuser or role.creates:
             return [Finding(area, "schema pgrole", OK, f"{text}; the controller may create it")]
         remedy = sql("GRANT CREATE ON DATABASE {} TO {}", database, role.name)
@@ -36,7 +43,7 @@ def judge_schema(area: str, schema: SchemaFacts, role: RoleFacts, database: str,
         text = f"roles that are not trusted own parts of it, and the controller calls nothing: {schema.foreign_parts}"
         remedy = sql("DROP SCHEMA pgrole CASCADE", database=database)
         return [Finding(area, "schema pgrole", PROBLEM, f"{text}. Inspect it before you drop it", remedy)]
-    findings = [_judge_schema_version(area, schema, role, version, install)]
+    findings = [_judge_schema_version(area, schema, version, updates=role.owns and may_install)]
     if schema.home and not schema.recorded:
         remedy = sql("ALTER DATABASE {} SET pgrole.home = 'on'", database)
         text = f'database "{database}" is not recorded as the home: a second one would not be noticed'
@@ -44,9 +51,8 @@ def judge_schema(area: str, schema: SchemaFacts, role: RoleFacts, database: str,
     return findings
 
 
-def _judge_schema_version(
-    area: str, schema: SchemaFacts, role: RoleFacts, version: int, install: tuple[Remedy, ...]
-) -> Finding:
+def _judge_schema_version(area: str, schema: SchemaFacts, version: int, *, updates: bool) -> Finding:
+    """`updates`: the controller can and may install it again."""
     check = "schema pgrole"
     if schema.version is None:
         if not schema.home:
@@ -54,26 +60,28 @@ def _judge_schema_version(
         known = "it keeps a history, so it has version 4 or later" if schema.keeps_history else "it is older than 4"
         state = UNKNOWN if schema.keeps_history else WARNING
         return Finding(
-            area, check, state, f"its version cannot be read by this login; {known}", install[: state is WARNING]
+            area, check, state, f"its version cannot be read by this login; {known}", _INSTALL[: state is WARNING]
         )
     if schema.version > version + 1:
         text = f"version {schema.version} is newer than this program knows ({version}): upgrade the program"
         return Finding(area, check, PROBLEM, text)
     if schema.version < version - 1:
         text = f"version {schema.version} is too old for this controller, which needs {version - 1} or later"
-        return Finding(area, check, WARNING if role.owns else PROBLEM, text, install)
+        return Finding(area, check, WARNING if updates else PROBLEM, text, _INSTALL)
     if schema.version < version:
-        who = "the controller updates it when it connects" if role.owns else "an administrator must update it"
-        return Finding(area, check, WARNING, f"version {schema.version} is older than {version}; {who}", install)
+        who = "the controller updates it when it connects" if updates else "an administrator must update it"
+        return Finding(area, check, WARNING, f"version {schema.version} is older than {version}; {who}", _INSTALL)
     installed, now = schema.installed_parts, schema.parts
     if schema.version == version and installed is not None and now != installed:
         what = "parts of schema pgrole are missing" if now < installed else "parts were added to schema pgrole"
-        who = "the controller installs it again when it connects" if role.owns else "an administrator must install it"
-        return Finding(area, check, PROBLEM, f"{what} ({now} instead of {installed}); {who}", install)
+        who = "the controller installs it again when it connects" if updates else "an administrator must install it"
+        return Finding(area, check, PROBLEM, f"{what} ({now} instead of {installed}); {who}", _INSTALL)
     return Finding(area, check, OK, f'version {schema.version}, owner "{schema.owner}"')
 
 
-def judge_detection(area: str, role: RoleFacts, schema: SchemaFacts, database: str) -> list[Finding]:
+def judge_detection(
+    area: str, role: RoleFacts, schema: SchemaFacts, database: str, *, may_install: bool
+) -> list[Finding]:
     """Which mode Auto chooses, and why not a better one."""
     check, may_watch = "detection", "Auto chooses Watch"
     if not (role.superuser or role.createrole) and role.monitors:
@@ -82,6 +90,9 @@ def judge_detection(area: str, role: RoleFacts, schema: SchemaFacts, database: s
     if not present and schema.publications:
         text = f"Auto chooses Poll, with claims in status: {_publishes(schema.publications)}"
         return [Finding(area, check, WARNING, text)]
+    if not present and not may_install:
+        text = "Auto chooses Poll, with claims in status: schema pgrole does not exist, and install is false"
+        return [Finding(area, check, WARNING, text, _INSTALL)]
     if role.superuser:
         return [Finding(area, check, OK, may_watch)]
     see = sql("GRANT SELECT (oid, xmin) ON pg_catalog.pg_authid TO {}", role.name, database=database)
@@ -130,7 +141,9 @@ def _event_triggers_of(database: str) -> str:
     return f'event triggers of "{database}"'
 
 
-def judge_event_triggers(area: str, triggers: EventTriggerFacts, role: RoleFacts) -> list[Finding]:
+def judge_event_triggers(
+    area: str, triggers: EventTriggerFacts, role: RoleFacts, *, may_install: bool
+) -> list[Finding]:
     check = _event_triggers_of(triggers.database)
     database = triggers.database
     findings = []
@@ -138,12 +151,11 @@ def judge_event_triggers(area: str, triggers: EventTriggerFacts, role: RoleFacts
         text = f"not installed, and privileges are polled: {_publishes(triggers.publications)}"
         findings.append(Finding(area, check, WARNING, text))
     elif triggers.installed < 2:
-        install = shell('pgrole-controller sql --database | psql -v ON_ERROR_STOP=1 "$ADMIN_DSN_OF_THIS_DATABASE"')
-        if role.superuser or role.administers:
+        installs = may_install and (role.superuser or role.administers)
+        text = "not installed, and the controller may not create them: privileges are polled"
+        if installs:
             text = "not installed; the controller installs them when a PgRole declares privileges there"
-        else:
-            text = "not installed, and the controller may not create them: privileges are polled"
-        findings.append(Finding(area, check, OK if role.superuser or role.administers else WARNING, text, install))
+        findings.append(Finding(area, check, OK if installs else WARNING, text, _INSTALL_DATABASE))
     for name in triggers.disabled:
         text = f'"{name}" does not fire in every session, so changes are missed'
         remedy = sql("ALTER EVENT TRIGGER {} ENABLE ALWAYS", name, database=database)
