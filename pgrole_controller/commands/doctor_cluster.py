@@ -54,7 +54,7 @@ MOST_INSTALLATIONS = 50
 @dataclass(slots=True)
 class ClusterKnowledge:
     """What the checks of servers use from the cluster. `cluster`: its id in claims; None: unknown. `databases`: those
-    with managed privileges, by PgServer.
+    with managed privileges, by PgServer on which the controller reports.
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -279,13 +279,14 @@ class ClusterChecks:
             return [not_checked("PgServers", "you may not list them" if error.status == 403 else "no CRD")]
         chosen = [one for one in objects if self.choice.server in (None, _name_of(one))]
         self.known.servers = tuple(_name_of(one) for one in chosen)
-        for one in chosen:
+        findings = [judge.judge_server(one) for one in chosen]
+        for one, finding in zip(chosen, findings, strict=True):
             listed = sequence(mapping(one.get("status")).get("databases"))
             names = (mapping(entry).get("name") for entry in listed)
-            self.known.databases[_name_of(one)] = tuple(name for name in names if isinstance(name, str))
-        if chosen:
-            return [judge.judge_server(one) for one in chosen]
-        return [self._judge_missing(self.choice.server)]
+            databases = tuple(name for name in names if isinstance(name, str))
+            if databases or finding.state is FindingState.OK:  # else no controller has reported on them
+                self.known.databases[_name_of(one)] = databases
+        return findings or [self._judge_missing(self.choice.server)]
 
     def _judge_missing(self, server: str | None) -> Finding:
         """`server`: the PgServer that was asked for; None: any."""

@@ -64,7 +64,8 @@ class ServerChecks:
 
     async def run(self) -> None:
         """Adds to `checks`. A question that fails is a finding."""
-        asked = self.databases is not None or await self.checks.run("databases", self._ask_declared_databases)
+        # a status without databases may be older than the claims that name some
+        asked = bool(self.databases) or await self.checks.run("databases", self._ask_declared_databases)
         for name, check in (
             ("server", self._ask_server),
             ("privileges", self._ask_role),
@@ -99,7 +100,8 @@ class ServerChecks:
         return self.role
 
     async def _ask_declared_databases(self) -> list[Finding]:
-        self.databases = await diagnosis.read_declared_databases(self.connection)
+        declared = await diagnosis.read_declared_databases(self.connection)
+        self.databases = self.databases if declared is None else declared
         return []
 
     async def _ask_server(self) -> list[Finding]:

@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import anyio
+import asyncpg
 import pytest
 import pytest_asyncio
 import yaml
@@ -19,6 +20,7 @@ from pgrole_controller.local.manifests import apply, apply_crds, create_namespac
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.local.process import reached
 from pgrole_controller.local.rights import RightsScope, install
+from pgrole_controller.postgres.schema import install as install_schema
 from tests.acceptance.servers import PgServers
 from tests.acceptance.world import GROUP, PATIENCE, Json, Kube
 from tests.api_server_pool import ApiServerPool
@@ -326,6 +328,42 @@ async def test_a_pgserver_is_checked_with_its_secret_independently_of_one_that_f
     one = await look(cluster, server="main")
     assert "PgServer lost" not in one
     assert states((await look(cluster, server="no-such"))["PgServer no-such"]) == {PROBLEM}
+
+
+async def test_databases_on_which_no_controller_reports_are_those_of_claims(
+    cluster: ApiServer, postgres: PostgresServer
+) -> None:
+    await apply_crds(cluster)
+    declared = PgServers(cluster)
+    await declared.apply("silent", postgres)
+    admin = await asyncpg.connect(postgres.dsn())
+    try:
+        await install_schema(admin)
+        await admin.execute(
+            "INSERT INTO pgrole.claim (role_name, role_oid, system_identifier, cluster, namespace, namespace_uid,"
+            " object, object_uid, privileges) VALUES ('r', 1, 1, 'c', 'n', 'u', 'o', 'u', '{\"postgres\": []}')"
+        )
+        assert 'event triggers of "postgres"' in await look(cluster, server="silent")
+        for databases, name in (([], "postgres"), ([{"name": "other", "ready": True}], "other")):
+            ready = {
+                "type": "Ready",
+                "status": "True",
+                "reason": "Reconciled",
+                "message": "connected",
+                "lastTransitionTime": "2026-11-22T12:00:00Z",
+            }
+            await declared.server.request(
+                "PATCH",
+                f"{declared.path('silent')}/status",
+                {"status": {"conditions": [ready], "databases": databases}},
+                content_type="application/merge-patch+json",
+            )
+            found = await look(cluster, server="silent")
+            assert [one for one in found if one.startswith("event triggers")] == [f'event triggers of "{name}"']
+    finally:
+        await admin.execute("DROP SCHEMA pgrole CASCADE; ALTER DATABASE postgres RESET pgrole.home")
+        await admin.close()
+        await declared.delete("silent")
 
 
 async def test_history_shows_drifts_from_status_if_it_cannot_read_the_database(

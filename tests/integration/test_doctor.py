@@ -283,6 +283,16 @@ async def test_the_cluster_id_of_the_environment_tells_own_claims_from_those_of_
     await patient.admin.execute(f"ALTER DATABASE {quoted(patient.database)} RESET pgrole.home")
 
 
+@pytest.mark.parametrize(("reported", "state"), [((), OK), (None, UNKNOWN)])
+async def test_a_login_that_may_not_read_claims_believes_what_the_controller_reports(
+    patient: Patient, reported: tuple[str, ...] | None, state: FindingState
+) -> None:
+    await install(patient.admin)
+    found = by_check(await check_server(of_dsn(patient.dsn), None, reported, None))
+    assert [one.state for one in found["event triggers"]] == [state]
+    await patient.admin.execute(f"ALTER DATABASE {quoted(patient.database)} RESET pgrole.home")
+
+
 async def test_event_triggers_that_the_controller_turns_off_for_itself_are_no_problem(patient: Patient) -> None:
     """A superuser does so since PostgreSQL 17, and disabling them would only break what others use them for."""
     admin, name = patient.admin, f'event triggers of "{patient.database}"'
