@@ -180,8 +180,8 @@ class ClusterChecks:
         """Returns the variables that decide where the controller needs its rights, and its name of the cluster. Assumes
         that an unreadable ConfigMap sets nothing.
         """
-        variables: dict[str, Any]
-        variables, config_maps = judge.find_environment(deployment)
+        variables: dict[str, Any] = {}
+        own, config_maps = judge.find_environment(deployment)
         for name in config_maps[:5]:
             try:
                 config_map = parse(await self.client.request("GET", CONFIGMAPS.path(self.choice.own_namespace, name)))
@@ -189,8 +189,8 @@ class ClusterChecks:
                 if error.status not in (403, 404):
                     raise
                 continue
-            variables = {**mapping(config_map.get("data")), **variables}
-        return variables
+            variables |= mapping(config_map.get("data"))  # as in a pod, the last one wins
+        return variables | own
 
     async def _ask_controller_rights(self) -> list[Finding]:
         account = f"system:serviceaccount:{self.choice.own_namespace}:{self.account}"

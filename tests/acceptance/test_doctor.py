@@ -248,6 +248,29 @@ async def test_the_cluster_has_the_name_that_its_controller_uses_in_claims(clust
     assert await identify(cluster, "own") == system["metadata"]["uid"]
 
 
+async def test_of_several_config_maps_the_last_one_sets_a_variable(
+    cluster: ApiServer,
+) -> None:
+    await apply_crds(cluster)
+    await create_namespace(cluster, "layered-system")
+    for name, data in (
+        ("base", {"PGROLE_NAMESPACE": "team-base", "PGROLE_LEASE": "base"}),
+        ("overlay", {"PGROLE_NAMESPACE": "team-overlay", "PGROLE_LEASE": "overlay"}),
+    ):
+        source = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "namespace": "layered-system"}}
+        await apply(cluster, {**source, "data": data})
+    container = {
+        "name": "controller",
+        "image": "x:0.1",
+        "env": [{"name": "PGROLE_LEASE", "value": "own"}],
+        "envFrom": [{"configMapRef": {"name": name}} for name in ("base", "overlay")],
+    }
+    await apply(cluster, deployment("layered", "layered-system", {"containers": [container]}))
+    found = await look(cluster, own_namespace="layered-system")
+    assert "in namespace team-overlay" in found["the controller's permissions"][0].text
+    assert "Lease own does not exist" in found["lease"][0].text
+
+
 async def test_a_lease_without_a_recent_renewal_is_a_problem(cluster: ApiServer) -> None:
     await apply_crds(cluster)
     assert states((await look(cluster))["lease"]) == {WARNING}
