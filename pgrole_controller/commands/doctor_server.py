@@ -144,7 +144,8 @@ class ServerChecks:
             kept = self.schema is not None and self.schema.keeps_history
             text = _HISTORY_UNREAD if kept else "no history is kept in this database"
             return [Finding(self._area, "history", FindingState.UNKNOWN if kept else FindingState.OK, text)]
-        return [schema_findings.judge_history(self._area, history, self.config.history, self.now)]
+        config = self.config.history if self.config.uid else None  # a DSN may be that of a PgServer with other limits
+        return [schema_findings.judge_history(self._area, history, config, self.now)]
 
     async def _ask_suspension(self) -> list[Finding]:
         server, role = self._server, self._role

@@ -293,6 +293,19 @@ async def test_a_login_that_may_not_read_claims_believes_what_the_controller_rep
     await patient.admin.execute(f"ALTER DATABASE {quoted(patient.database)} RESET pgrole.home")
 
 
+async def test_the_age_of_a_history_is_judged_only_by_the_retention_of_a_pgserver(patient: Patient) -> None:
+    await install(patient.admin)
+    await patient.admin.execute(
+        "INSERT INTO pgrole.drift_history (slot, role, kind, corrected, last_at)"
+        " VALUES (1, 'r', 'role', true, '2020-01-01')"
+    )
+    config = of_dsn(patient.admins_dsn)
+    for one, state in ((config, OK), (replace(config, age=("2026-11-22T12:00:00Z", "uid")), WARNING)):
+        found = by_check(await check_server(one, None, None, None))
+        assert [finding.state for finding in found["history"]] == [state]
+    await patient.admin.execute(f"ALTER DATABASE {quoted(patient.database)} RESET pgrole.home")
+
+
 async def test_event_triggers_that_the_controller_turns_off_for_itself_are_no_problem(patient: Patient) -> None:
     """A superuser does so since PostgreSQL 17, and disabling them would only break what others use them for."""
     admin, name = patient.admin, f'event triggers of "{patient.database}"'

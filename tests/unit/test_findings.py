@@ -294,6 +294,8 @@ def test_claims_of_other_clusters_are_reported_if_the_own_cluster_is_known() -> 
 def test_a_history_that_is_not_pruned_is_reported(rows: int, age: int, state: FindingState) -> None:
     history = HistoryFacts(1000, rows, NOW - timedelta(days=age))
     assert schema_findings.judge_history("s", history, HistoryConfig(), NOW).state is state
+    unknown = schema_findings.judge_history("s", history, None, NOW)
+    assert (unknown.state, "kept for" in unknown.text) == (OK, False)
 
 
 def test_no_statement_is_suggested_for_a_name_that_is_not_utf_8() -> None:

@@ -173,9 +173,12 @@ def judge_event_triggers(
     return findings or [Finding(area, check, OK, "installed and enabled")]
 
 
-def judge_history(area: str, history: HistoryFacts, config: HistoryConfig, now: datetime) -> Finding:
-    kept = f"{history.bytes / 2**20:.1f} MiB, kept for {config.retention_seconds / 86400:.0f} days"
-    size = f"{count_things(history.rows, 'drift')}, {kept}"
+def judge_history(area: str, history: HistoryFacts, config: HistoryConfig | None, now: datetime) -> Finding:
+    """`config` None: it is unknown for how long it is kept."""
+    size = f"{count_things(history.rows, 'drift')}, {history.bytes / 2**20:.1f} MiB"
+    if config is None:
+        return Finding(area, "history", OK, size)
+    size = f"{size}, kept for {config.retention_seconds / 86400:.0f} days"
     if history.rows > config.max_rows * 1.1:
         return Finding(area, "history", WARNING, f"{size}: more than history.maxRows ({config.max_rows}) are kept")
     # partitions of whole months are emptied
