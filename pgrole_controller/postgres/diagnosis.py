@@ -107,6 +107,7 @@ async def read_schema_facts(connection: Connection, role: str) -> SchemaFacts:
         version=installed[0].get("version", int) if installed else None,
         installed_parts=installed[0].get("parts", int) if installed else None,
         parts=parts.get("parts", int),
+        armed=parts.get("armed", bool),
         keeps_history=row.get("keeps_history", bool),
         home=parts.get("home", bool),
         foreign_parts=parts.find_text("foreign_parts") or "",

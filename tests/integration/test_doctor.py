@@ -149,6 +149,20 @@ async def test_an_incomplete_schema_is_a_problem_until_it_is_installed_again(pat
     await patient.admin.execute(f"ALTER DATABASE {quoted(patient.database)} RESET pgrole.home")
 
 
+@pytest.mark.parametrize("how", ["DISABLE TRIGGER", "ENABLE TRIGGER", "ENABLE REPLICA TRIGGER"])
+async def test_a_trigger_that_does_not_fire_in_every_session_is_a_problem_until_it_is_installed_again(
+    patient: Patient, how: str
+) -> None:
+    await install(patient.admin)
+    await patient.admin.execute(f"ALTER TABLE pgrole.role_state {how} announce_update")
+    (finding,) = (await examined(patient.admins_dsn))["schema pgrole"]
+    assert finding.state is PROBLEM
+    assert finding.text.startswith("a trigger of schema pgrole does not fire in every session")
+    await patient.admin.execute(queries.install())
+    assert states((await examined(patient.admins_dsn))["schema pgrole"]) == {OK}
+    await patient.admin.execute(f"ALTER DATABASE {quoted(patient.database)} RESET pgrole.home")
+
+
 async def test_a_locked_table_is_not_taken_for_one_that_the_login_may_not_read(
     patient: Patient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

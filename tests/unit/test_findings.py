@@ -129,6 +129,8 @@ def test_the_mode_that_auto_chooses_is_explained(
         (replace(SCHEMA, installed_parts=60, parts=61), True, PROBLEM),
         (replace(SCHEMA, version=3, installed_parts=60, parts=58), True, WARNING),
         (replace(SCHEMA, version=5, installed_parts=60, parts=58), True, OK),
+        (replace(SCHEMA, armed=False), True, PROBLEM),
+        (replace(SCHEMA, version=5, armed=False), True, OK),
         (replace(SCHEMA, version=None), False, UNKNOWN),
         (replace(SCHEMA, version=None, keeps_history=False), False, WARNING),
         (replace(SCHEMA, elsewhere=('"orders"',)), True, PROBLEM),

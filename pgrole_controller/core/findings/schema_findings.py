@@ -72,10 +72,13 @@ def _judge_schema_version(area: str, schema: SchemaFacts, version: int, *, updat
         who = "the controller updates it when it connects" if updates else "an administrator must update it"
         return Finding(area, check, WARNING, f"version {schema.version} is older than {version}; {who}", _INSTALL)
     installed, now = schema.installed_parts, schema.parts
+    who = "the controller installs it again when it connects" if updates else "an administrator must install it"
     if schema.version == version and installed is not None and now != installed:
         what = "parts of schema pgrole are missing" if now < installed else "parts were added to schema pgrole"
-        who = "the controller installs it again when it connects" if updates else "an administrator must install it"
         return Finding(area, check, PROBLEM, f"{what} ({now} instead of {installed}); {who}", _INSTALL)
+    if schema.version == version and not schema.armed:
+        text = f"a trigger of schema pgrole does not fire in every session, so changes are missed; {who}"
+        return Finding(area, check, PROBLEM, text, _INSTALL)
     return Finding(area, check, OK, f'version {schema.version}, owner "{schema.owner}"')
 
 

@@ -59,14 +59,15 @@ class SchemaFacts:
     """Schema pgrole in the home database. `owner` None: it does not exist. `version` None: this login may not read it.
 
     `installed_parts`: their number when it was installed, None if this login may not read it; `parts`: now.
-    `elsewhere`: another database that is recorded as the home; `recorded`: this one is. `publications`: FOR ALL TABLES,
-    quoted.
+    `armed`: its triggers fire in every session. `elsewhere`: another database that is recorded as the home; `recorded`:
+    this one is. `publications`: FOR ALL TABLES, quoted.
     """
 
     owner: str | None
     version: int | None = None
     installed_parts: int | None = None
     parts: int = 0
+    armed: bool = True
     keeps_history: bool = False
     home: bool = False
     foreign_parts: str = ""
