@@ -318,10 +318,13 @@ def _without_time(password_task: PasswordTask) -> PasswordTask:
 
 
 def describe_field(name: str, field_contest: FieldContest) -> str:
-    """Describes for people how often a field was corrected, and when the next repair is due."""
+    """Describes for people how often a field was corrected, and when the next repair is due. While a repair is held
+    back, the text stays the same, or whoever toggles the field would cause an Event each time.
+    """
     within = max(round(field_contest.repairs[-1].seconds - field_contest.began.seconds), 1)
     told = f"{name}: corrected {field_contest.count} times within {within} s, but something else keeps changing it"
-    if field_contest.drifts and field_contest.until:
-        return f"{told}; the controller corrects it again at {rfc3339(field_contest.until.at)}"
+    if field_contest.until:
+        due = rfc3339(field_contest.until.at)
+        return f"{told}; the controller corrects it again at {due}, unless it matches the spec by then"
     ends = rfc3339(field_contest.seen.after(WINDOW).at)
     return f"{told}; it now matches the spec, and the contest ends if it still does at {ends}"

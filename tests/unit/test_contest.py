@@ -147,6 +147,18 @@ def test_reconciles_in_between_change_neither_the_time_of_the_repair_nor_the_mes
         assert ring.told == told
 
 
+def test_the_message_stays_the_same_while_the_other_side_toggles_a_field_whose_repair_is_held_back(ring: Ring) -> None:
+    ring.field_contest("connectionLimit")
+    due, told = ring.due(LIMIT), ring.told
+    for tenth in range(15):
+        ring.look(LIMIT + tenth / 10, *(("connectionLimit",) if tenth % 2 else ()))
+        assert ring.told == told
+    ring.look(due + 1)
+    assert ring.told == told
+    assert ring.look(due + 2, "connectionLimit") == ("connectionLimit",)
+    assert ring.told != told
+
+
 def test_a_contest_ends_when_a_repair_lasts_for_a_minute(ring: Ring) -> None:
     ring.field_contest("connectionLimit")
     repaired = ring.due(LIMIT)
