@@ -249,7 +249,7 @@ class _ScrapeCollector(Collector):
         yield mode
         yield GaugeMetricFamily(
             "pgrole_contested_objects",
-            "Number of objects with a field that something else keeps changing.",
+            "Number of objects with the reason Contested: something else keeps changing a field, or privileges.",
             value=float(scrape.contested),
         )
         leader = GaugeMetricFamily("pgrole_leader", "Whether this process is the leader (1) or not (0).")

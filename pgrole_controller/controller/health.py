@@ -252,9 +252,7 @@ class Scraper:
         self._leadership = leadership
 
     def scrape(self) -> Scrape:
-        """Reads the gauges. Takes microseconds per server, whatever the number of objects, since it counts only
-        contested ones.
-        """
+        """Reads the gauges. Takes microseconds per server, whatever the number of objects."""
         declared = [self._figures(worker) for worker in self._workers]
         depth, oldest = self._queue.backlog(NO_SERVER)
         rest = ServerFigures(
@@ -265,7 +263,7 @@ class Scraper:
         )
         return Scrape(
             servers=(*declared, rest),
-            contested=self._objects.contests.count_contested(anyio.current_time()),
+            contested=self._objects.count_contested(),
             leading=self._leadership.leading,
         )
 

@@ -23,7 +23,7 @@ from pgrole_controller.core.plan import ReassignResult
 from pgrole_controller.core.policy import Policy, ServerPolicy
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.state import Desired
-from pgrole_controller.core.status import is_ready
+from pgrole_controller.core.status import is_contested, is_ready
 from pgrole_controller.kube.server_side_apply import FINALIZER
 from pgrole_controller.kube.store import Change, Store
 from pgrole_controller.kube.stored_object import Stored
@@ -55,12 +55,17 @@ def _spec_of(obj: dict[str, Any]) -> dict[str, Any]:
     return mapping(obj.get("spec"))
 
 
+_CONTESTED = "contested"
+
+
 def index_pgrole(obj: dict[str, Any]) -> Iterator[str]:
-    """Indexes an object by server, role, former role, roles to join, and Secrets."""
+    """Indexes an object by server, role, former role, roles to join, and Secrets, and if it is Ready or contested."""
     server = server_of(obj)
     yield _server_entry(server)
     if is_ready(obj.get("status")):
         yield _ready_entry(server)
+    if is_contested(obj.get("status")):
+        yield _CONTESTED
     yield _role_entry(server, role_of(obj))
     if mapping(obj.get("status")).get("role"):
         yield _had_entry(server, role_of(obj))
@@ -285,6 +290,12 @@ class Objects:
     def count(self, server: str) -> tuple[int, int]:
         """How many objects name this server, and how many of them are Ready."""
         return self.store.count_index(_server_entry(server)), self.store.count_index(_ready_entry(server))
+
+    def count_contested(self) -> int:
+        """How many objects have the reason Contested, whether because of a field or of privileges. Unlike `contests`,
+        status is rewritten when an object is suspended, and gone with the object.
+        """
+        return self.store.count_index(_CONTESTED)
 
     def server_name(self, key: Key) -> str | None:
         """The server of an object; None for an object that no longer exists."""

@@ -167,12 +167,6 @@ class Contests:
     def __len__(self) -> int:
         return len(self._contests)
 
-    def count_contested(self, now: float) -> int:
-        """Number of objects with a contested field. Without a recent reconcile, a contest is over but not yet
-        forgotten.
-        """
-        return sum(bool(one.contested) and now - one.touched <= KEPT for one in self._contests.values())
-
     def knows(self, uid: str) -> bool:
         return uid in self._contests
 

@@ -181,9 +181,21 @@ def find_reported_time(previous: Mapping[str, Any], fields: Sequence[str]) -> da
 
 def is_ready(status: object) -> bool:
     """Tells whether a status has Ready=True. Accepts a value of any shape."""
+    return _has_condition(status, "status", "True")
+
+
+def is_contested(status: object) -> bool:
+    """Tells whether a status says that something else keeps changing the role or its privileges back. Accepts a value
+    of any shape.
+    """
+    return _has_condition(status, "reason", Reason.CONTESTED)
+
+
+def _has_condition(status: object, name: str, value: str) -> bool:
+    """Tells whether `name` of the condition Ready has this value."""
     conditions = status.get("conditions") if isinstance(status, dict) else None
     some = [one for one in conditions if isinstance(one, dict)] if isinstance(conditions, list) else []
-    return any((one.get("type"), one.get("status")) == ("Ready", "True") for one in some)
+    return any((one.get("type"), one.get(name)) == ("Ready", value) for one in some)
 
 
 def build_conditions(

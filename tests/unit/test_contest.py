@@ -217,15 +217,6 @@ def test_a_changed_spec_ends_the_contest(ring: Ring) -> None:
     assert not ring.told
 
 
-def test_contested_objects_are_counted_until_they_are_no_longer_reconciled(ring: Ring) -> None:
-    for second in range(LIMIT):
-        ring.look(second, "connectionLimit")
-        assert ring.contests.count_contested(at(second).seconds) == 0
-    ring.look(LIMIT, "connectionLimit")
-    assert ring.contests.count_contested(at(LIMIT).seconds) == 1
-    assert ring.contests.count_contested(at(LIMIT + KEPT + 1).seconds) == 0
-
-
 def test_only_recent_repairs_are_remembered() -> None:
     contests = Contests()
     for number in range(1_000):

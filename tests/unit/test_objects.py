@@ -169,3 +169,25 @@ async def test_of_the_secrets_that_claim_to_be_an_objects_former_ones_only_a_few
         objects._secrets.put(pack({"metadata": metadata}))
     objects._secrets.synced.set()
     assert (await desired(objects, "app")).secrets.stale == tuple(f"s{number:03}" for number in range(STALE))
+
+
+def said(reason: str, status: str = "False") -> dict[str, Any]:
+    return {
+        "conditions": [
+            {"type": "Stalled", "reason": "Contested"},
+            {"type": "Ready", "status": status, "reason": reason},
+        ]
+    }
+
+
+async def test_objects_are_counted_as_contested_until_their_status_has_another_reason_or_they_are_gone(
+    objects: Objects,
+) -> None:
+    for name in ("of-a-field", "of-privileges", "suspended"):
+        put(objects, name, status=said("Contested"))
+    put(objects, "ready", status=said("Reconciled", "True"))
+    put(objects, "odd", status={"conditions": "none"})
+    assert objects.count_contested() == 3
+    put(objects, "suspended", version=2, status=said("Suspended"))
+    objects.store.remove(Key("shop", "of-a-field"), "uid-of-a-field")
+    assert objects.count_contested() == 1
