@@ -273,6 +273,7 @@ class Scraper:
         objects, ready = self._objects.count(name)
         mode = session.detection.mode if session else None
         heard = mode in (Mode.WATCH, Mode.POLL)
+        interval = worker.server.interval if mode is Mode.POLL else 0.0
         databases = worker.databases.states()
         return ServerFigures(
             name,
@@ -283,7 +284,7 @@ class Scraper:
             oldest=oldest,
             objects=objects,
             ready=ready,
-            unheard=worker.own_changes.overdue(anyio.current_time()) if heard else 0,
+            unheard=worker.own_changes.overdue(anyio.current_time(), interval) if heard else 0,
             databases=len(databases),
             databases_connected=sum(one.mode is not None for one in databases),
             largest_acl=max((one.largest_acl for one in databases), default=0),

@@ -133,11 +133,14 @@ class OwnChanges:
         """Notes that the change had no effect, so no notification follows."""
         self._expected.pop(role_name, None)
 
-    def overdue(self, now: float) -> int:
+    def overdue(self, now: float, interval: float = 0.0) -> int:
+        """Returns how many changes were not noticed in time. `interval`: seconds between two rounds of Poll, which
+        notices none sooner; one that is too long leaves none to count.
+        """
         for name, since in list(self._expected.items()):
             if now - since > EXPECTED_SECONDS:
                 del self._expected[name]
-        return sum(now - since > OVERDUE_SECONDS for since in self._expected.values())
+        return sum(now - since > OVERDUE_SECONDS + interval for since in self._expected.values())
 
 
 @dataclass(frozen=True, slots=True)

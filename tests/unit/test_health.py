@@ -5,6 +5,8 @@ import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from types import SimpleNamespace
+from typing import cast
 from urllib.error import HTTPError, URLError
 from urllib.request import urlopen
 
@@ -19,9 +21,19 @@ from pgrole_controller.controller.health import (
     STILL_SECONDS,
     Health,
     Heartbeat,
+    Scraper,
     Shared,
 )
 from pgrole_controller.controller.health_port import AT_ONCE, CONNECTIONS, NoAnswer
+from pgrole_controller.controller.leadership import Leadership
+from pgrole_controller.controller.namespaces import Namespaces
+from pgrole_controller.controller.objects import Objects, index_by_owner, index_pgrole
+from pgrole_controller.controller.queue import Queue
+from pgrole_controller.controller.worker import ServerWorker
+from pgrole_controller.controller.worker_memory import OVERDUE_SECONDS, OwnChanges
+from pgrole_controller.core.server_options import Mode
+from pgrole_controller.kube.client import Client
+from pgrole_controller.kube.store import Store
 from pgrole_controller.listening import EVERY_ADDRESS
 from pgrole_controller.local.process import reached
 from pgrole_controller.local.workspace import free_port
@@ -265,3 +277,21 @@ async def test_a_malformed_request_is_answered_with_400_and_not_logged(caplog: p
                 assert b"400 Bad Request" in await stream.receive()
         tasks.cancel_scope.cancel()
     assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+@pytest.mark.parametrize(("mode", "unheard"), [(Mode.WATCH, 1), (Mode.POLL, 0), (Mode.RESYNC, 0)])
+async def test_the_interval_delays_when_an_own_change_is_overdue_only_under_poll(mode: Mode, unheard: int) -> None:
+    own_changes = OwnChanges()
+    own_changes.begin(["app"])
+    own_changes.commit(["app"], anyio.current_time() - OVERDUE_SECONDS - 1)
+    session = SimpleNamespace(detection=SimpleNamespace(mode=mode), why="")
+    worker = SimpleNamespace(
+        server=SimpleNamespace(name="default", interval=60.0),
+        keeper=SimpleNamespace(session=session, state=SimpleNamespace(has_session=True)),
+        databases=SimpleNamespace(states=list),
+        own_changes=own_changes,
+    )
+    objects = Objects(Store(index_pgrole), Store(index_by_owner), Namespaces(cast("Client", None), Store()), "c1")
+    leadership = cast("Leadership", SimpleNamespace(leading=True))
+    scraper = Scraper([cast("ServerWorker", worker)], objects, Queue(), leadership)
+    assert scraper.scrape().servers[0].unheard == unheard

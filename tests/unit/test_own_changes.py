@@ -58,6 +58,14 @@ def test_a_notification_is_overdue_after_a_while_and_not_expected_later() -> Non
     assert own_changes.overdue(10.0 + EXPECTED_SECONDS + 0.1) == 0
 
 
+def test_under_poll_a_notification_is_overdue_an_interval_later_and_never_if_that_is_too_long() -> None:
+    own_changes = sent("app")
+    assert own_changes.overdue(100.0 + OVERDUE_SECONDS, interval=100.0) == 0
+    assert own_changes.overdue(100.0 + OVERDUE_SECONDS + 0.1, interval=100.0) == 1
+    assert own_changes.overdue(EXPECTED_SECONDS, interval=3600.0) == 0
+    assert own_changes.overdue(EXPECTED_SECONDS + 0.1, interval=3600.0) == 0
+
+
 def test_the_memory_of_own_changes_is_bounded() -> None:
     own_changes = sent(*(f"r{number}" for number in range(2 * MOST_EXPECTED)))
     assert own_changes.overdue(OVERDUE_SECONDS + 1) == MOST_EXPECTED
