@@ -29,7 +29,7 @@ from pgrole_controller.core.claim import Claim
 from pgrole_controller.core.errors import Reason
 from pgrole_controller.core.outcome import Outcome, of_error
 from pgrole_controller.core.request import Key
-from pgrole_controller.core.status import StatusDetails, build_status
+from pgrole_controller.core.status import StatusDetails, build_status, find_reported
 from pgrole_controller.event_loop import Signal
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import ApiError, BadStream, Unreachable
@@ -286,7 +286,7 @@ class StatusWriter:
             self._note_standing(written, pending)
         log.debug("status written", extra={"object": str(pending.key), "reason": pending.outcome.reason.value})
         for name in pending.details.reported:
-            if name not in _reported(previous):
+            if name not in find_reported(previous):
                 metrics.count_reported_drift(server_of(stored.object()), name)
         self._announce(pending.outcome, before, stored)
 
@@ -321,10 +321,3 @@ def is_about(status: Mapping[str, Any], generation: int, claim: Claim | None) ->
         return False
     told = mapping(status.get("role")).get("oid"), mapping(status.get("server")).get("systemIdentifier")
     return told == (claim.role_oid, str(claim.system_identifier))
-
-
-def _reported(status: Mapping[str, Any]) -> Sequence[str]:
-    """Returns the drifted fields in a status that reports drift without correcting it."""
-    last = status.get("lastDrift") or {}
-    drifts = any(pending["type"] == "DriftDetected" for pending in status.get("conditions") or ())
-    return last.get("fields") or () if drifts and not last.get("corrected") else ()

@@ -172,11 +172,15 @@ def find_reported_time(previous: Mapping[str, Any], fields: Sequence[str]) -> da
 
     `previous`: the object's status.
     """
-    if is_ready(previous):
-        return None
+    same = [*find_reported(previous)] == list(fields)
+    return read_moment((previous.get("lastDrift") or {}).get("time")) if same else None
+
+
+def find_reported(previous: Mapping[str, Any]) -> Sequence[str]:
+    """Returns the drifted fields of the role that a status reports, even if its reason has become another meanwhile."""
     last = previous.get("lastDrift") or {}
-    same = last.get("fields") == list(fields) and not last.get("corrected") and not last.get("database")
-    return read_moment(last.get("time")) if same else None
+    is_over = is_ready(previous) or last.get("corrected") or last.get("database")
+    return () if is_over else last.get("fields") or ()
 
 
 def is_ready(status: object) -> bool:

@@ -368,6 +368,41 @@ async def test_a_report_that_is_written_after_its_server_was_removed_makes_no_se
     metrics.forget_server("default")
 
 
+@pytest.mark.parametrize(
+    ("reason", "ready", "last", "counted"),
+    [
+        ("DriftReported", False, {}, None),
+        ("ServerNotReady", False, {}, None),
+        ("Suspended", False, {}, None),
+        ("Reconciled", True, {}, 1.0),
+        ("ServerNotReady", False, {"fields": ["createdb"]}, 1.0),
+        ("ServerNotReady", False, {"corrected": True}, 1.0),
+        ("ServerNotReady", False, {"database": "orders"}, 1.0),
+    ],
+    ids=["standing", "after an outage", "resumed", "undone", "another field", "corrected", "of privileges"],
+)
+async def test_a_reported_drift_is_counted_once_whatever_else_status_said_meanwhile(
+    objects: Objects, reason: str, ready: bool, last: dict[str, Any], counted: float | None
+) -> None:
+    metrics.expect_server("default")
+    condition = {"type": "Ready", "status": str(ready), "reason": reason, "message": "x"}
+    condition["lastTransitionTime"] = "2026-05-06T07:08:09Z"
+    drift = {"time": "2026-05-06T07:08:09Z", "fields": ["login"], "corrected": False, **last}
+    seen = pack(made(1).object() | {"status": {"conditions": [condition], "lastDrift": drift}})
+    objects.store.put(seen)
+    api = StatusApi()
+    statuses = StatusWriter(cast("Client", api), objects.store, lambda *_: None, Signal())
+    outcome = Outcome(Phase.PAUSED, Reason.DRIFT_REPORTED, "drift detected but not corrected")
+    statuses.put(PendingStatus(seen, outcome, StatusDetails(reported=("login",))))
+    statuses.close()
+    await statuses.run()
+    assert api.asked == 1
+    series = {"server": "default", "field": "login", "action": "reported"}
+    found = metrics.REGISTRY.get_sample_value("pgrole_drifts_total", series)
+    metrics.forget_server("default")
+    assert found == counted
+
+
 async def test_a_status_that_another_client_overwrote_is_written_again(objects: Objects) -> None:
     api = StatusApi()
     statuses = StatusWriter(cast("Client", api), objects.store, lambda *_: None, Signal())
