@@ -7,6 +7,7 @@ import pytest
 
 from pgrole_controller.controller.privileges.grantees import MOST_NEWS, Grantees
 from pgrole_controller.core.drift_record import MOST
+from pgrole_controller.core.errors import Reason, Transient
 from pgrole_controller.core.privileges.grantee import DatabasePrivileges, Grantee
 from pgrole_controller.core.privileges.privilege_result import News, PrivilegeDrift, PrivilegeNews, PrivilegeResult
 from pgrole_controller.core.request import Key
@@ -16,6 +17,9 @@ ORDERS, LAKE = DatabasePrivileges("orders"), DatabasePrivileges("lake")
 GRANTEE = Grantee(KEY, "uid-1", 1, "app", 20_000, {"orders": ORDERS})
 RESULT = PrivilegeResult(KEY, "uid-1", "orders", GRANTEE.digest_of("orders"))
 EXTENDED = PrivilegeNews(News.PRIVILEGES_EXTENDED, "SELECT on table app.orders")
+DRIFT = PrivilegeNews(News.DRIFT_REPORTED, "DELETE on table app.orders was granted", first=True)
+REPORTED = replace(RESULT, reported=("DELETE on table app.orders was granted",), news=(DRIFT,))
+AWAY = Transient(Reason.SERVER_NOT_READY, "no answer")
 
 
 class Heard:
@@ -179,6 +183,32 @@ def test_the_drifts_of_earlier_rounds_are_kept_for_the_history(heard: Heard) -> 
     result = heard.grantees.results("main", KEY)["orders"]
     assert result.last_drifts == (drifts[-1],)
     assert result.earlier_drifts == tuple(drifts[-1 - MOST : -1])
+
+
+@pytest.mark.parametrize(
+    ("between", "now", "is_news"),
+    [
+        ((), REPORTED, False),
+        ((replace(RESULT, error=AWAY),), REPORTED, False),
+        ((RESULT,), REPORTED, True),
+        ((), replace(REPORTED, reported=("UPDATE on table app.orders was granted",)), True),
+        ((replace(RESULT, digest="other"),), REPORTED, True),
+        ((), replace(REPORTED, news=(replace(DRIFT, first=False),)), True),
+    ],
+    ids=["reconnected", "after an outage", "undone", "another drift", "another spec", "in the same session"],
+)
+def test_standing_drift_that_a_new_session_reports_again_is_no_news(
+    heard: Heard, between: tuple[PrivilegeResult, ...], now: PrivilegeResult, is_news: bool
+) -> None:
+    heard.grantees.publish("main", GRANTEE)
+    heard.grantees.report("main", REPORTED)
+    assert heard.grantees.take_news("main", KEY) == (DRIFT,)
+    for one in between:
+        heard.grantees.report("main", one)
+    heard.grantees.report("main", now)
+    news = (*heard.announced, *heard.grantees.take_news("main", KEY))
+    assert [one.reason for one in news] == [News.DRIFT_REPORTED] * is_news
+    assert heard.grantees.results("main", KEY)["orders"].reported == now.reported
 
 
 def test_news_that_nothing_takes_are_bounded_and_the_last_are_kept(heard: Heard) -> None:

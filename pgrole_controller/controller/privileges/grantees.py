@@ -113,16 +113,15 @@ class Grantees:
         return frozenset(self._by_database.get(server, ()))
 
     def report(self, server: str, result: PrivilegeResult) -> None:
-        """Stores a result. News that no caller took yet remain, and so do the last drifts. Ignores a result about a
-        role that is not published.
+        """Stores a result. News that no caller took yet remain, and so do the last drifts. Standing drift that another
+        session reports again is no news. Ignores a result about a role that is not published.
         """
         published = self.get(server, result.key)
         if published is None or published.uid != result.uid:
             return
         results = self._results.setdefault((server, result.key), {})
         before = results.get(result.database)
-        if before is not None:
-            result = _follow(before, result)
+        result = replace(result, told=result.reported) if before is None else _follow(before, result)
         if before == result:
             return
         if before is not None and before == replace(result, news=()) and self._on_news(server, result):
@@ -154,4 +153,7 @@ def _follow(before: PrivilegeResult, result: PrivilegeResult) -> PrivilegeResult
     """Returns the result with what the one before it has and no status or Event may say yet."""
     gone = [drift for drift in before.last_drifts if drift.corrected and drift not in result.last_drifts]
     earlier = (*before.earlier_drifts, *gone)[-MOST:]
-    return replace(result, news=(*before.news, *result.news)[-MOST_NEWS:], earlier_drifts=earlier)
+    told = before.told if result.error is not None and not result.reported else result.reported
+    stands = (before.digest, before.told) == (result.digest, result.reported)
+    news = [one for one in result.news if not (stands and one.first and one.reason is News.DRIFT_REPORTED)]
+    return replace(result, told=told, news=(*before.news, *news)[-MOST_NEWS:], earlier_drifts=earlier)

@@ -104,6 +104,7 @@ class PrivilegeResult:
       what differs now and is not changed, in words; `declarable`: a PgRole can declare some of it.
     - `earlier_drifts`: the last ones corrected before these, as far as this process knows. Several rounds may end
       between two writes of status.
+    - `told`: `reported` of the last result in which no error hid it.
     - `news`: since the last result of this key, to be announced once.
     - `offer`: what of `reported` a person can approve. `approve_handled`: the approval by which drift was corrected
       last. `unfit`: the object's annotation approves something else.
@@ -120,6 +121,7 @@ class PrivilegeResult:
     last_drifts: tuple[PrivilegeDrift, ...] = ()
     earlier_drifts: tuple[PrivilegeDrift, ...] = ()
     reported: tuple[str, ...] = ()
+    told: tuple[str, ...] = ()
     declarable: bool = True
     news: tuple[PrivilegeNews, ...] = ()
     offer: PrivilegeOffer | None = None
