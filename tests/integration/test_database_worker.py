@@ -16,7 +16,7 @@ import asyncpg
 import pytest
 
 from bench.privilege_repairs import MIXED
-from pgrole_controller import metrics
+from pgrole_controller import logs, metrics
 from pgrole_controller.controller.privileges import (
     database_worker,
     large_rounds,
@@ -560,6 +560,26 @@ async def test_a_grant_hidden_in_a_do_block_is_corrected_in_the_same_session(
     assert result.last_drift is not None
     assert result.last_drift.by.login == "postgres"
     assert "no session with a database" not in caplog.text  # a new session reads everything
+
+
+async def test_an_unexpected_error_is_logged_with_the_database_and_the_place_and_without_its_text(
+    world: DatabaseWorkerWorld, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: object) -> None:
+        raise KeyError("a secret")
+
+    monkeypatch.setattr("pgrole_controller.controller.privileges.database_worker.run_round", fail)
+    monkeypatch.setattr(logs, "_tracebacks", logs.RateLimit(logs.TRACEBACKS, 60.0))
+    world.declare(READ)
+    async with world.working():
+        await world.wait(lambda result: result.error is not None)
+    some = [record for record in caplog.records if record.message == "unexpected error in a session"]
+    assert some
+    for record in some:
+        told = vars(record)
+        assert (record.levelname, told["server"], told["database"]) == ("ERROR", SERVER, world.database)
+        assert told["traceback"].endswith(" fail")
+    assert "a secret" not in "".join(str(vars(record)) for record in caplog.records)
 
 
 async def test_grants_that_commit_out_of_order_are_both_corrected(world: DatabaseWorkerWorld) -> None:

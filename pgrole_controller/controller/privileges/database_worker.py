@@ -204,12 +204,12 @@ class DatabaseWorker:
         return False
 
     def _fail(self, error: PgRoleError) -> None:
-        extra = {"server": self._context.config().name, "database": self.database, "error": error.message}
+        where = {"server": self._context.config().name, "database": self.database}
         if isinstance(error, UnexpectedError):
             metrics.INTERNAL_ERRORS.labels("session").inc()
-            extra |= describe_error(error.__cause__ or error)
-        news = self.trouble is None or self.trouble.message != error.message
-        log.log(logging.WARNING if news else logging.DEBUG, "no session with a database", extra=extra)
+            log.error("unexpected error in a session", extra=where | describe_error(error.__cause__ or error))
+        level = logging.WARNING if self.trouble is None or self.trouble.message != error.message else logging.DEBUG
+        log.log(level, "no session with a database", extra={**where, "error": error.message})
         if self.failures > 1 or error.reason is not Reason.SERVER_NOT_READY:
             self.trouble = error
             self._report_trouble(error, self._grantees)
