@@ -247,15 +247,15 @@ class _ScrapeCollector(Collector):
             if one.mode:
                 mode.add_metric([one.server, one.mode], 1.0)
         yield mode
-        yield GaugeMetricFamily(
+        contested = GaugeMetricFamily(
             "pgrole_contested_objects",
             "Number of objects with the reason Contested: something else keeps changing a field, or privileges.",
-            value=float(scrape.contested),
         )
         leader = GaugeMetricFamily("pgrole_leader", "Whether this process is the leader (1) or not (0).")
         if self.scrape:
+            contested.add_metric([], float(scrape.contested))
             leader.add_metric([], float(scrape.leading))
-        yield leader
+        yield from (contested, leader)
         yield GaugeMetricFamily(
             "pgrole_loop_heartbeat_age_seconds",
             "Seconds since the last iteration of the event loop.",

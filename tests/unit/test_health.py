@@ -88,7 +88,8 @@ async def test_a_blocked_event_loop_is_reported_until_it_runs_again() -> None:
     assert status == 200
     (age,) = (line for line in text.splitlines() if line.startswith("pgrole_loop_heartbeat_age_seconds "))
     assert float(age.split()[1]) >= STILL_SECONDS
-    assert "\npgrole_leader " not in text  # unknown while the loop is blocked
+    for unknown in ("pgrole_leader", "pgrole_contested_objects"):  # while the loop is blocked
+        assert f"\n{unknown} " not in text
 
 
 async def test_before_the_api_server_is_reached_the_controller_is_alive_but_neither_ready_nor_leading() -> None:
