@@ -198,6 +198,14 @@ def test_every_message_with_a_documented_remedy_exists_in_the_code(page: str) ->
     assert [text for text in unknown if not text.startswith(OF_OTHERS) and text not in PUT_TOGETHER] == []
 
 
+def test_every_line_of_the_log_that_the_runbook_names_exists_in_the_code() -> None:
+    text = re.sub(r"```.*?```", "", read("docs/runbook.md"), flags=re.DOTALL)
+    named = {one for one in re.findall("`([^`]+)`", text) if re.fullmatch(r"(PgServer|[a-z]+)( [A-Za-z,]+)+", one)}
+    named = {one for one in named if not one.startswith("kubectl ")}
+    assert "watch failed, trying again" in named
+    assert named - {*literals().splitlines()} == set()
+
+
 def test_every_event_is_documented_and_has_a_troubleshooting_entry() -> None:
     events = {"SecretRestored"}
     events |= {*re.findall(r'Action\.[A-Z]+: \("([A-Za-z]+)"', read("pgrole_controller/controller/reporter.py"))}
