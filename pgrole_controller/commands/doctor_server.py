@@ -10,6 +10,7 @@ from pgrole_controller.core.errors import Reason, Refused
 from pgrole_controller.core.findings import attribution_findings, schema_findings, server_findings
 from pgrole_controller.core.findings.finding import Finding, FindingState
 from pgrole_controller.core.findings.server_facts import RoleFacts, SchemaFacts, ServerFacts
+from pgrole_controller.core.server_options import DatabaseMode
 from pgrole_controller.postgres import diagnosis
 from pgrole_controller.postgres.connection import Connection, Endpoint
 from pgrole_controller.postgres.database_connection import DatabaseMissing, connect_read_only
@@ -194,7 +195,12 @@ class ServerChecks:
                 triggers = await diagnosis.read_event_trigger_facts(connection, role.name)
         except DatabaseMissing:
             return [schema_findings.report_missing_database(self._area, database)]
-        return schema_findings.judge_event_triggers(self._area, triggers, role, may_install=self.config.may_install)
+        config, detection = self.config, DatabaseMode.AUTO
+        if config.databases is not None:
+            detection = config.databases.detection
+        return schema_findings.judge_event_triggers(
+            self._area, triggers, role, may_install=config.may_install, detection=detection
+        )
 
     def _add(self, check: str, state: FindingState, text: str) -> None:
         self.checks.findings.append(Finding(self._area, check, state, text))

@@ -21,7 +21,7 @@ from pgrole_controller.core.findings.server_facts import (
     ServerFacts,
     SessionFacts,
 )
-from pgrole_controller.core.server_options import AuditSource, HistoryConfig
+from pgrole_controller.core.server_options import AuditSource, DatabaseMode, HistoryConfig
 
 OK, WARNING, PROBLEM, UNKNOWN = FindingState.OK, FindingState.WARNING, FindingState.PROBLEM, FindingState.UNKNOWN
 NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
@@ -264,7 +264,7 @@ def test_settings_fixed_on_the_command_line_have_no_remedy() -> None:
 
 def test_event_triggers_that_do_not_fire_are_told_with_the_remedy() -> None:
     triggers = EventTriggerFacts("orders", 2, ("pgrole_on_ddl",), switched_off=True, others=('x"y',))
-    findings = schema_findings.judge_event_triggers("s", triggers, ROLE, may_install=True)
+    findings = schema_findings.judge_event_triggers("s", triggers, ROLE, may_install=True, detection=DatabaseMode.AUTO)
     assert [finding.state for finding in findings] == [PROBLEM, WARNING, PROBLEM]
     assert commands(findings) == [
         'ALTER EVENT TRIGGER "pgrole_on_ddl" ENABLE ALWAYS',
@@ -273,12 +273,22 @@ def test_event_triggers_that_do_not_fire_are_told_with_the_remedy() -> None:
     ]
     superuser, none = replace(ROLE, superuser=True), EventTriggerFacts("orders", 0)
     for role, may_install, state in ((ROLE, True, WARNING), (superuser, True, OK), (superuser, False, WARNING)):
-        (finding,) = schema_findings.judge_event_triggers("s", none, role, may_install=may_install)
+        (finding,) = schema_findings.judge_event_triggers(
+            "s", none, role, may_install=may_install, detection=DatabaseMode.EVENTS
+        )
         assert (finding.state, "polled" in finding.text) == (state, state is WARNING)
     published = EventTriggerFacts("orders", 0, publications=('"all"',))
-    (finding,) = schema_findings.judge_event_triggers("s", published, superuser, may_install=True)
+    (finding,) = schema_findings.judge_event_triggers(
+        "s", published, superuser, may_install=True, detection=DatabaseMode.AUTO
+    )
     assert (finding.state, finding.remedies) == (WARNING, ())
     assert 'publication "all" is FOR ALL TABLES' in finding.text
+    findings = schema_findings.judge_event_triggers("s", triggers, ROLE, may_install=True, detection=DatabaseMode.POLL)
+    assert commands(findings) == ['ALTER EVENT TRIGGER "x""y" DISABLE']
+    (finding,) = schema_findings.judge_event_triggers(
+        "s", none, superuser, may_install=True, detection=DatabaseMode.RESYNC
+    )
+    assert (finding.state, finding.text) == (OK, "not used: detection in databases is Resync")
 
 
 def test_claims_of_other_clusters_are_reported_if_the_own_cluster_is_known() -> None:

@@ -12,7 +12,7 @@ from pgrole_controller.core.findings.server_facts import (
     SchemaFacts,
 )
 from pgrole_controller.core.names import count_things
-from pgrole_controller.core.server_options import HistoryConfig
+from pgrole_controller.core.server_options import DatabaseMode, HistoryConfig
 
 OK, WARNING, PROBLEM, UNKNOWN = FindingState.OK, FindingState.WARNING, FindingState.PROBLEM, FindingState.UNKNOWN
 
@@ -145,25 +145,26 @@ def _event_triggers_of(database: str) -> str:
 
 
 def judge_event_triggers(
-    area: str, triggers: EventTriggerFacts, role: RoleFacts, *, may_install: bool
+    area: str, triggers: EventTriggerFacts, role: RoleFacts, *, may_install: bool, detection: DatabaseMode
 ) -> list[Finding]:
-    check = _event_triggers_of(triggers.database)
+    """`detection`: as declared."""
+    check, used = _event_triggers_of(triggers.database), detection.uses_event_triggers
     database = triggers.database
     findings = []
     if triggers.publications:
         text = f"not installed, and privileges are polled: {_publishes(triggers.publications)}"
         findings.append(Finding(area, check, WARNING, text))
-    elif triggers.installed < 2:
+    elif used and triggers.installed < 2:
         installs = may_install and (role.superuser or role.administers)
         text = "not installed, and the controller may not create them: privileges are polled"
         if installs:
             text = "not installed; the controller installs them when a PgRole declares privileges there"
         findings.append(Finding(area, check, OK if installs else WARNING, text, _INSTALL_DATABASE))
-    for name in triggers.disabled:
+    for name in triggers.disabled if used else ():
         text = f'"{name}" does not fire in every session, so changes are missed'
         remedy = sql("ALTER EVENT TRIGGER {} ENABLE ALWAYS", name, database=database)
         findings.append(Finding(area, check, PROBLEM, text, remedy))
-    if triggers.switched_off:
+    if triggers.switched_off and used:
         remedy = sql("ALTER DATABASE {} SET event_triggers = on", database)
         text = "event_triggers is off for the database or for all roles: privileges are polled"
         findings.append(Finding(area, check, WARNING, text, remedy))
@@ -173,7 +174,8 @@ def judge_event_triggers(
         )
         text = "roles that are not trusted own event triggers, and the controller changes nothing there: "
         findings.append(Finding(area, check, PROBLEM, text + ", ".join(triggers.others), remedies))
-    return findings or [Finding(area, check, OK, "installed and enabled")]
+    state = "installed and enabled" if used else f"not used: detection in databases is {detection.value}"
+    return findings or [Finding(area, check, OK, state)]
 
 
 def judge_history(area: str, history: HistoryFacts, config: HistoryConfig | None, now: datetime) -> Finding:
