@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, StrictBool, model_validator
 from pydantic_core import PydanticCustomError
 
-from pgrole_controller.api.meta import UNIQUE, Condition, Model, ObjectMeta, Pattern
+from pgrole_controller.api.meta import UNIQUE, Condition, Model, ObjectMeta, Pattern, check_name, name_schema
 from pgrole_controller.api.server_databases import (
     AttributionSpec,
     DatabasesSpec,
@@ -31,6 +31,8 @@ _INTERVAL = ("100ms", "1h", "spec.drift.interval must be a duration from 100ms t
 _RESYNC = ("1s", "720h", "spec.resyncInterval must be a duration from 1s to 720h, such as 1h")
 _NO_CA = "spec.connection.sslMode verify-ca requires spec.connection.caRef: add it, or set verify-full"
 _CA = "spec.connection.caRef requires sslMode verify-ca or verify-full: set one of them, or remove caRef"
+_DATABASE_SIZE = "spec.connection.database must have 1 to 63 bytes (UTF-8), like every name in PostgreSQL"
+_DATABASE_NUL = "spec.connection.database must not contain NUL (U+0000): remove it"
 _HOST = re.compile(r"^(::)?[A-Za-z0-9]([-A-Za-z0-9._:]*[A-Za-z0-9])?$")
 
 Method = Literal["password", "md5", "scram-sha-256", "none"]
@@ -81,11 +83,10 @@ class ServerConnection(Model):
     port: int = Field(
         default=5432, ge=1, le=65535, description="Port of every host.", json_schema_extra={"format": "int32"}
     )
-    database: str = Field(
+    database: Annotated[str, check_name(_DATABASE_SIZE, _DATABASE_NUL)] = Field(
         default="postgres",
         description="Home database, in which the controller creates schema pgrole. Its encoding must be UTF8.",
-        min_length=1,
-        max_length=63,
+        json_schema_extra=name_schema(_DATABASE_SIZE, _DATABASE_NUL),
     )
     ssl_mode: Literal["disable", "require", "verify-ca", "verify-full"] = Field(
         default="verify-full", description="TLS mode, as in libpq's sslmode."

@@ -24,10 +24,11 @@ pytestmark = pytest.mark.slow
 PRESENT = None
 #: A field that neither release knows.
 LATER = "ofALaterRelease"
-#: Two spellings of one parameter, of which one was never applied, names that are too long for a database, and keys that
-#: are too long for a label. Other fields of such objects can still be changed.
+#: Two spellings of one parameter, of which one was never applied, names that are too long for a database or have NUL,
+#: and keys that are too long for a label. Other fields of such objects can still be changed.
 REFUSED_SINCE = {
     ".spec.databaseParameters.items.database: x-kubernetes-validations",
+    ".spec.connection.database: x-kubernetes-validations",
     ".spec.parameters: x-kubernetes-validations",
     ".spec.databaseParameters.items.parameters: x-kubernetes-validations",
     ".spec.connectionSecret.template.metadata.labels: x-kubernetes-validations",

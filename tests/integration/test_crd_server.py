@@ -7,6 +7,7 @@ import pytest
 
 from pgrole_controller.api.crd import PGSERVER, crd
 from pgrole_controller.api.pgserver import PgServer
+from pgrole_controller.api.reading import Invalid, read_pgserver
 from pgrole_controller.local.apiserver import ApiServer, LocalApiError
 
 _CONNECTION = {"hosts": ["db.example"], "credentialsSecretRef": {"name": "admin"}}
@@ -146,6 +147,26 @@ async def test_a_full_spec_is_admitted(api_server: ApiServer) -> None:
     made = await create(api_server, spec)
     assert PgServer.model_validate(made).spec == PgServer.model_validate({**made, "spec": spec}).spec
     assert made["spec"]["allow"]["privileges"] == spec["allow"]["privileges"]
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("é" * 40, "spec.connection.database must have 1 to 63 bytes"),
+        ("a\0b", "spec.connection.database must not contain NUL"),
+    ],
+)
+async def test_a_home_database_has_a_name_that_postgresql_can_store(
+    api_server: ApiServer, name: str, says: str
+) -> None:
+    longest = "é" * 31 + "x"
+    made = await create(api_server, {"connection": {**_CONNECTION, "database": longest}})
+    assert read_pgserver(made).spec.connection.database == longest
+    connection = {**_CONNECTION, "database": name}
+    with pytest.raises(LocalApiError, match=says):
+        await create(api_server, {"connection": connection})
+    with pytest.raises(Invalid, match=f"^{says}"):
+        read_pgserver(made | {"spec": {"connection": connection}})
 
 
 @pytest.mark.parametrize("retention", ["1d", "90d", "424d", "24h", "10176h", "36h30m"])
