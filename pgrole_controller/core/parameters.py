@@ -7,6 +7,7 @@ A declared value that cannot be parsed is refused. Stored values are written by 
 never fails and takes time proportional to their length, and an unreadable value equals nothing that can be declared.
 """
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 
@@ -29,6 +30,10 @@ _NAMES = frozenset({"search_path", "temp_tablespaces"})
 
 #: Parameters that change the current user; they can be set only if the policy names them.
 IDENTITY_PARAMETERS = frozenset({"role", "session_authorization"})
+
+#: Parameters of superusers that ALTER ROLE … SET accepts, and that pg_settings hides from roles without
+#: pg_read_all_settings (GUC_SUPERUSER_ONLY); each with the first version that has it.
+_HIDDEN = {"dynamic_library_path": 0, "extension_control_path": 180_000, "session_preload_libraries": 0}
 
 #: Modules, besides the server's extensions, whose parameters are unknown until they are loaded.
 MODULES = frozenset(
@@ -78,6 +83,11 @@ _UPPER = re.compile("[A-Z]")
 def canonical(parameters: Mapping[str, str]) -> Parameters:
     """Converts declared parameters into the compared form. Raises Refused for a list that cannot be parsed."""
     return tuple(sorted((fold(name), _declared(fold(name), value)) for name, value in parameters.items()))
+
+
+def hidden_contexts(names: Iterable[str], version: int) -> dict[str, str]:
+    """Returns pg_settings.context of those lower-case names that pg_settings may hide. `version`: as 180004."""
+    return {name: "superuser" for name in names if version >= _HIDDEN.get(name, math.inf)}
 
 
 def read_settings(settings: Iterable[str] | None) -> Parameters:

@@ -13,7 +13,7 @@ from operator import itemgetter
 from pgrole_controller.core.claim import Claim, Generations, Owner
 from pgrole_controller.core.contest import Suspect
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
-from pgrole_controller.core.parameters import Parameters, read_settings
+from pgrole_controller.core.parameters import Parameters, hidden_contexts, read_settings
 from pgrole_controller.core.password import PasswordRecord
 from pgrole_controller.core.plan import NewOwner
 from pgrole_controller.core.policy import Reached, References
@@ -118,7 +118,8 @@ async def read_references(connection: Connection, referenced: ReferencedNames, v
             name: tuple(Reached(one.get("name", str), one.some("powers", str)) for one in some)
             for name, some in reached.items()
         },
-        contexts={row.get("name", str): row.get("context", str) for row in found["parameter"]},
+        contexts=hidden_contexts(referenced.parameters, version)
+        | {row.get("name", str): row.get("context", str) for row in found["parameter"]},
         databases=frozenset(row.get("name", str) for row in found["database"]),
         templates=frozenset(row.get("name", str) for row in found["database"] if row.find("context", str) is not None),
         modules=frozenset(row.get("name", str) for row in found["module"]),

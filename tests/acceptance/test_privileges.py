@@ -407,6 +407,14 @@ class TestAttributes:
 
 
 class TestParameterGrants:
+    async def test_a_parameter_that_only_superusers_see_needs_the_policy(
+        self, kube: Kube, database: Database, role: str
+    ) -> None:
+        await kube.apply("app", name=role, parameters={"session_preload_libraries": "auto_explain"})
+        obj = await kube.wait_reason("app", "NotAllowed")
+        assert 'spec.parameters: "session_preload_libraries" is for superusers' in condition(obj, "Ready")["message"]
+        assert await database.role(role) is None
+
     @pytest.mark.since(15, "GRANT SET ON PARAMETER")
     async def test_a_custom_parameter_needs_a_grant(self, kube: Kube, database: Database, role: str) -> None:
         await kube.apply("app", name=role, parameters={f"{role}.tenant": "1"})

@@ -332,6 +332,25 @@ async def test_dependents_of_a_role_are_counted_by_database(connection: Connecti
         await clean(connection, "member", "needed")
 
 
+async def test_parameters_that_only_superusers_see_are_known_to_a_controller_that_is_none(
+    server: PostgresServer, connection: Connection
+) -> None:
+    version = (await identify(connection)).version_number
+    settable = await connection.fetch(
+        "SELECT lower(name) FROM pg_settings WHERE context LIKE 'superuser%' AND strpos(name, '.') = 0"
+    )
+    mentioned = catalog.ReferencedNames(parameters=frozenset(row[0] for row in settable) | {"extension_control_path"})
+    seen = (await catalog.read_references(connection, mentioned, version)).contexts
+    assert {"dynamic_library_path", "session_preload_libraries", "log_statement"} <= seen.keys()
+    assert ("extension_control_path" in seen) is (version >= 180_000)
+    try:
+        await connection.execute("CREATE ROLE steward LOGIN CREATEROLE PASSWORD 'p'")
+        async with connect(Endpoint(server.dsn("steward", password="p")), "test") as steward:
+            assert (await catalog.read_references(steward, mentioned, version)).contexts == seen
+    finally:
+        await clean(connection, "steward")
+
+
 async def test_a_list_that_the_query_truncates_is_known_to_be_incomplete(connection: Connection) -> None:
     """The queries and the code that reads their rows have the same limits."""
     reached = [f"powerful_{number}" for number in range(201)]
