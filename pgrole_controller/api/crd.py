@@ -1,5 +1,5 @@
-"""Generates the CustomResourceDefinitions from the models, and finds the fields of an object that they do not define:
-kubectl rejects an object with them, the models ignore them.
+"""Generates the CustomResourceDefinitions from the models, and reads objects that no API server has read: finds the
+fields that they do not define, which kubectl rejects and the models ignore, and removes nulls.
 """
 
 from collections.abc import Iterator, Mapping
@@ -196,6 +196,27 @@ class _CrdDumper(yaml.SafeDumper):
 def find_unknown_fields(obj: Mapping[str, Any], kind: str) -> tuple[str, ...]:
     """The first unknown fields in `spec` of a PgRole or PgServer, as `spec.memberOf[0].rol`."""
     return tuple(islice(_unknown("spec", obj.get("spec"), _spec_schema(kind)), _MOST_NAMED))
+
+
+def remove_nulls(obj: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """Returns a PgRole or PgServer without the fields of `spec` that are null, as the API server stores it. Unknown
+    fields stay.
+    """
+    return {name: _without_nulls(one, _spec_schema(kind)) if name == "spec" else one for name, one in obj.items()}
+
+
+def _without_nulls(value: object, schema: Mapping[str, Any]) -> object:
+    if isinstance(value, list) and "items" in schema:
+        return [_without_nulls(one, schema["items"]) for one in value]
+    if not isinstance(value, dict):
+        return value
+    known, others = schema.get("properties", {}), schema.get("additionalProperties")
+    fields = ((name, one, known.get(name, others)) for name, one in value.items())
+    return {
+        name: one if field is None else _without_nulls(one, field)
+        for name, one, field in fields
+        if one is not None or field is None
+    }
 
 
 @cache

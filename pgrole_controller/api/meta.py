@@ -3,7 +3,7 @@
 from datetime import datetime
 from typing import Annotated, Any, LiteralString
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
@@ -62,6 +62,16 @@ def _check_unique(names: list[str]) -> list[str]:
 
 #: For a list whose items differ.
 UNIQUE = AfterValidator(_check_unique)
+
+
+def _check_integer(value: object) -> object:
+    if isinstance(value, (bool, str, bytes)):
+        raise PydanticCustomError("int_type", "Input should be a valid integer")
+    return value
+
+
+#: As the API server reads one: 20.0 is an integer, "20" and true are none.
+Integer = Annotated[int, BeforeValidator(_check_integer)]
 
 
 class Model(BaseModel):

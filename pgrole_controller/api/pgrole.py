@@ -10,7 +10,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, StrictBool, model_validator
 from pydantic_core import PydanticCustomError
 
-from pgrole_controller.api.meta import NAME_BYTES, UNIQUE, Model, ObjectMeta, check_once
+from pgrole_controller.api.meta import NAME_BYTES, UNIQUE, Integer, Model, ObjectMeta, check_once
 from pgrole_controller.api.privileges import PRIVILEGES_SCHEMA, Privileges
 from pgrole_controller.api.role_attributes import (
     COMMENT_SCHEMA,
@@ -164,7 +164,7 @@ class PgRoleSpec(Model):
     bypassrls: StrictBool = Field(
         default=False, description="Whether the role bypasses every row-level security policy."
     )
-    connection_limit: int = Field(
+    connection_limit: Integer = Field(
         default=-1,
         ge=-1,
         le=2**31 - 1,

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, StrictBool, model_validator
 from pydantic_core import PydanticCustomError
 
-from pgrole_controller.api.meta import UNIQUE, Condition, Model, ObjectMeta, Pattern, check_name, name_schema
+from pgrole_controller.api.meta import UNIQUE, Condition, Integer, Model, ObjectMeta, Pattern, check_name, name_schema
 from pgrole_controller.api.server_databases import (
     AttributionSpec,
     DatabasesSpec,
@@ -80,7 +80,7 @@ class ServerConnection(Model):
         max_length=16,
         json_schema_extra=list_schema(16, "atomic", least=1),
     )
-    port: int = Field(
+    port: Integer = Field(
         default=5432, ge=1, le=65535, description="Port of every host.", json_schema_extra={"format": "int32"}
     )
     database: Annotated[str, check_name(_DATABASE_SIZE, _DATABASE_NUL)] = Field(

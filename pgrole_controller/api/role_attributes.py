@@ -76,7 +76,7 @@ def _read_moment(value: object, read: Callable[[object], datetime]) -> datetime:
     """Of texts, reads those that the API server reads, also with an offset that Python does not: 24 hours or 60
     minutes.
     """
-    if isinstance(value, str) and not _RFC_3339.fullmatch(value):
+    if not isinstance(value, datetime) and not (isinstance(value, str) and _RFC_3339.fullmatch(value)):
         raise PydanticCustomError("moment", _VALID_UNTIL)
     far = _FAR_OFFSET.fullmatch(value) if isinstance(value, str) else None
     try:

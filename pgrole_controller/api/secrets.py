@@ -3,10 +3,10 @@
 import re
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from pgrole_controller.api.meta import Model, check_label_keys
+from pgrole_controller.api.meta import Integer, Model, check_label_keys
 from pgrole_controller.api.validation import (
     LABEL_KEYS,
     LONGEST_LABEL,
@@ -47,7 +47,7 @@ class SecretRef(Model):
 class Generate(Model):
     """A password that the controller generates and stores only in the connection Secret."""
 
-    length: int = Field(
+    length: Integer = Field(
         default=32,
         ge=16,
         le=256,
@@ -64,6 +64,12 @@ class Generate(Model):
     )
 
 
+def _check_true(value: object) -> object:
+    if value is not True:  # Literal takes 1 for it
+        raise PydanticCustomError("disabled", "Input should be true")
+    return value
+
+
 class PasswordSpec(Model):
     """Source of the password. Set exactly one of secretRef, generate and disabled."""
 
@@ -78,7 +84,7 @@ class PasswordSpec(Model):
         default=None,
         description="Generates the password. The controller delivers it in the Secret of spec.connectionSecret.",
     )
-    disabled: Literal[True] | None = Field(
+    disabled: Annotated[Literal[True], BeforeValidator(_check_true)] | None = Field(
         default=None,
         description="Keeps the role without a password (PASSWORD NULL).",
         json_schema_extra={"type": "boolean", "enum": [True]},

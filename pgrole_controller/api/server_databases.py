@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StrictBool
 
-from pgrole_controller.api.meta import NAME_BYTES, UNIQUE, Model, Pattern
+from pgrole_controller.api.meta import NAME_BYTES, UNIQUE, Integer, Model, Pattern
 from pgrole_controller.api.validation import between, list_schema, read_retention, retention_schema
 
 _KEPT = "spec.history.retention must be a number of days or a duration, from 1d to 424d, such as 90d"
@@ -94,7 +94,7 @@ class DatabasesSpec(Model):
         max_length=64,
         json_schema_extra=list_schema(64),
     )
-    max_: int = Field(
+    max_: Integer = Field(
         default=50,
         alias="max",
         ge=1,
@@ -145,7 +145,7 @@ class HistorySpec(Model):
         "as 36h.",
         json_schema_extra=retention_schema(1, 424, _KEPT),
     )
-    max_rows: int = Field(
+    max_rows: Integer = Field(
         default=1_000_000,
         ge=1000,
         le=100_000_000,

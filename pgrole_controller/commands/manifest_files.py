@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pgrole_controller.api.crd import find_unknown_fields
+from pgrole_controller.api.crd import find_unknown_fields, remove_nulls
 from pgrole_controller.api.reading import Invalid, read_pgrole, read_pgserver
 from pgrole_controller.api.validation import is_namespace_name, is_object_name
 from pgrole_controller.commands.manifest_documents import Unusable, read_values, split_documents
@@ -38,7 +38,7 @@ _LONGEST = 1000
 
 @dataclass(frozen=True, slots=True)
 class DeclaredRole:
-    """A PgRole as it is written. `place`: file and line. `obj`: as JSON, with its namespace."""
+    """A PgRole as it is written. `place`: file and line. `obj`: as JSON, with its namespace, without nulls."""
 
     key: Key
     place: str
@@ -140,7 +140,7 @@ class _Collected:
             return
         key = Key(namespace, name)
         metadata["namespace"] = namespace
-        obj = {**obj, "metadata": metadata}
+        obj = remove_nulls({**obj, "metadata": metadata}, "PgRole")
         try:
             pgrole = read_pgrole(obj)
         except (Invalid, RecursionError) as error:
@@ -159,6 +159,7 @@ class _Collected:
         if not isinstance(name, str) or not is_object_name(name):
             self._refuse(place, "metadata.name must be a DNS subdomain name: lower-case letters, digits, - and .")
             return
+        obj = remove_nulls(obj, "PgServer")
         try:
             read_pgserver(obj)
         except (Invalid, RecursionError) as error:

@@ -1,5 +1,6 @@
 """The CRD in a real API server: what it admits, what it rejects with which message, and its defaults."""
 
+import json
 import ssl
 from typing import Any
 
@@ -10,6 +11,7 @@ from pgrole_controller.api.crd import crd
 from pgrole_controller.api.meta import ObjectMeta
 from pgrole_controller.api.pgrole import PgRole, PgRoleSpec
 from pgrole_controller.api.reading import Invalid, read_pgrole
+from pgrole_controller.commands.manifest_files import Manifests, parse_manifests
 from pgrole_controller.local.apiserver import ApiServer, LocalApiError
 
 _DEFAULTS = {
@@ -374,6 +376,63 @@ async def _printed(server: ApiServer, namespace: str) -> list[list[Any]]:
 async def test_invalid_lists_and_settings_are_rejected(kind: ObjectKindCase, spec: dict[str, Any], words: str) -> None:
     with pytest.raises(LocalApiError, match=words):
         await kind.create(spec)
+
+
+def parse(spec: dict[str, Any]) -> Manifests:
+    """As `plan -f` reads the same object from a file."""
+    body = {"apiVersion": "pgrole.dev/v1alpha1", "kind": "PgRole", "metadata": {"name": "app"}, "spec": spec}
+    return parse_manifests([("app.json", json.dumps(body))], "shop")
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"login": None, "memberOf": None, "drift": None, "comment": None, "parameters": None},
+        {"serverRef": {"name": None}, "drift": {"policy": None, "ignore": None}},
+        {"memberOf": [{"role": "a", "admin": None}], "parameters": {"work_mem": None, "app.a": "1"}},
+        {"password": {"generate": None, "disabled": None, "secretRef": {"name": "a", "key": None}}},
+        {"connectionSecret": {"name": "a", "template": None}},
+        {"connectionSecret": {"name": "a", "template": {"metadata": None, "data": {"A": None}}}},
+        {"connectionSecret": {"name": "a", "template": {"metadata": {"labels": {"a": None}}}}},
+        {"privileges": [{"database": "a", "schemas": None, "objects": None}]},
+        {"connectionLimit": 20.0},
+    ],
+)
+async def test_plan_reads_nulls_and_numbers_as_the_api_server_does(kind: ObjectKindCase, spec: dict[str, Any]) -> None:
+    created = await kind.create(spec)
+    manifests = parse(spec)
+    assert manifests.wrong == ()
+    assert manifests.roles[0].pgrole.spec == read_pgrole(created).spec
+
+
+@pytest.mark.parametrize(
+    ("spec", "told"),
+    [
+        ({"memberOf": [None]}, "spec.memberOf.0: must be an object"),
+        ({"memberOf": [{"role": None}]}, "spec.memberOf.0.role: Field required"),
+        ({"databaseParameters": [{"database": "a", "parameters": None}]}, "parameters: Field required"),
+        ({"connectionLimit": "20"}, "spec.connectionLimit: must be a valid integer"),
+        ({"connectionLimit": True}, "spec.connectionLimit: must be a valid integer"),
+        ({"connectionLimit": 20.5}, "spec.connectionLimit: must be a valid integer"),
+        (
+            {"password": {"generate": {"length": "32"}}, "connectionSecret": {"name": "a"}},
+            "spec.password.generate.length: must be a valid integer",
+        ),
+        ({"password": {"disabled": 1}}, "spec.password.disabled: must be true"),
+        ({"validUntil": 1_700_000_000}, "spec.validUntil must be an RFC 3339 date-time"),
+    ],
+)
+async def test_plan_refuses_nulls_and_numbers_that_the_api_server_refuses(
+    kind: ObjectKindCase, spec: dict[str, Any], told: str
+) -> None:
+    await kind.refusal(spec)
+    (wrong,) = parse(spec).wrong
+    assert told in wrong.error.message
+
+
+def test_a_null_does_not_hide_a_misspelled_field() -> None:
+    (wrong,) = parse({"lgoin": None, "memberOf": [{"role": "a", "amdin": None}]}).wrong
+    assert "no such field: spec.lgoin, spec.memberOf[0].amdin" in wrong.error.message
 
 
 @pytest.mark.parametrize("field", ["labels", "annotations"])

@@ -1,5 +1,6 @@
 """The CRD of PgServer in a real API server: defaults, rules, and what kubectl prints."""
 
+import json
 import secrets
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from pgrole_controller.api.crd import PGSERVER, crd
 from pgrole_controller.api.pgserver import PgServer
 from pgrole_controller.api.reading import Invalid, read_pgserver
+from pgrole_controller.commands.manifest_files import Manifests, parse_manifests
 from pgrole_controller.local.apiserver import ApiServer, LocalApiError
 
 _CONNECTION = {"hosts": ["db.example"], "credentialsSecretRef": {"name": "admin"}}
@@ -167,6 +169,49 @@ async def test_a_home_database_has_a_name_that_postgresql_can_store(
         await create(api_server, {"connection": connection})
     with pytest.raises(Invalid, match=f"^{says}"):
         read_pgserver(made | {"spec": {"connection": connection}})
+
+
+def parse(spec: dict[str, Any]) -> Manifests:
+    """As `plan -f` reads the same object from a file."""
+    body = {"apiVersion": "pgrole.dev/v1alpha1", "kind": "PgServer", "metadata": {"name": "main"}, "spec": spec}
+    return parse_manifests([("main.json", json.dumps(body))], "shop")
+
+
+async def test_plan_reads_nulls_as_the_api_server_does(api_server: ApiServer) -> None:
+    spec: dict[str, Any] = {
+        "connection": {**_CONNECTION, "port": None, "database": None, "sslMode": None, "caRef": None},
+        "allow": {"namespaces": None, "roleNames": None, "adopt": None},
+        "databases": {"matchNames": ["*"], "except": None, "max": None},
+        "drift": None,
+        "resyncInterval": None,
+        "history": None,
+        "install": None,
+    }
+    created = await create(api_server, spec)
+    manifests = parse(spec)
+    assert manifests.wrong == ()
+    assert read_pgserver(manifests.servers[0].obj).spec == read_pgserver(created).spec
+
+
+@pytest.mark.parametrize(
+    ("spec", "told"),
+    [
+        ({"connection": {**_CONNECTION, "port": "5432"}}, "spec.connection.port: must be a valid integer"),
+        ({"connection": {**_CONNECTION, "hosts": None}}, "spec.connection.hosts: Field required"),
+        (
+            {"connection": _CONNECTION, "databases": {"matchNames": ["*"], "max": True}},
+            "spec.databases.max: must be a valid integer",
+        ),
+        ({"connection": _CONNECTION, "history": {"maxRows": "1000"}}, "spec.history.maxRows: must be a valid integer"),
+    ],
+)
+async def test_plan_refuses_nulls_and_numbers_that_the_api_server_refuses(
+    api_server: ApiServer, spec: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(LocalApiError):
+        await create(api_server, spec)
+    (wrong,) = parse(spec).wrong
+    assert told in wrong.error.message
 
 
 @pytest.mark.parametrize("retention", ["1d", "90d", "424d", "24h", "10176h", "36h30m"])
