@@ -156,7 +156,10 @@ class PgRoleSpec(Model):
     )
     inherit: StrictBool = Field(
         default=True,
-        description="Whether the role inherits the privileges of roles it is a member of.",
+        description=(
+            "Whether the role inherits the privileges of roles it is a member of. Since PostgreSQL 16, "
+            "memberOf[].inherit decides instead; this is only the default of memberships that others grant."
+        ),
     )
     replication: StrictBool = Field(
         default=False, description="Whether the role can start replication and manage replication slots."

@@ -138,7 +138,10 @@ class MembershipSpec(Model):
     admin: StrictBool = Field(default=False, description="Whether the member can grant the membership to others.")
     inherit: StrictBool = Field(
         default=True,
-        description="Whether the member inherits the privileges of that role. False requires PostgreSQL 16 or later.",
+        description=(
+            "Whether the member inherits the privileges of that role. False requires PostgreSQL 16 or later; before, "
+            "spec.inherit decides."
+        ),
     )
     set_: StrictBool = Field(
         default=True,

@@ -250,6 +250,47 @@ async def test_after_pg_upgrade_every_object_keeps_its_role(old_stage: Stage) ->
             await drift(database)
 
 
+@pytest_asyncio.fixture(loop_scope="session")
+async def stage_of_15(stage: Stage) -> AsyncIterator[Stage]:
+    """A stage with the last PostgreSQL in which the member's attribute decides whether it inherits."""
+    async with postgres(version=15) as old:
+        yield Stage(stage.kube, old, stage.folder)
+
+
+async def test_a_role_that_did_not_inherit_before_16_does_not_after_the_documented_steps(stage_of_15: Stage) -> None:
+    """Follows "From PostgreSQL 15 or earlier" in docs/servers.md; `forgotten` is left out."""
+    stage = stage_of_15
+    inherits = """
+        SELECT jsonb_object_agg(member::regrole::text, inherit_option)
+        FROM pg_auth_members WHERE roleid = 'readers'::regrole
+    """
+    async with running(stage.controller()) as controller:
+        await stage.kube.apply("readers", name="readers")
+        for name in ("suspended", "forgotten"):
+            await stage.kube.apply(name, name=name, inherit=False, memberOf=[{"role": "readers"}])
+            await stage.kube.wait_ready(name)
+        await stage.kube.patch("suspended", {"spec": {"suspend": True}})
+        await stage.kube.wait_reason("suspended", "Suspended")
+        path = stage.folder / "dump" / "all.sql"
+        await copies.dump(stage.postgres, path)
+        await stage.postgres.stop()
+        async with postgres(version=18, port=free_port()) as fresh:
+            async with open_database(fresh.dsn()) as database:
+                await database.execute(f"ALTER ROLE postgres PASSWORD '{stage.postgres.password}'")
+            fresh.password = stage.postgres.password  # as the dump sets it
+            await copies.restore(fresh, path)
+            async with open_database(fresh.dsn()) as database:
+                assert await database.fetchval(inherits) == '{"forgotten": false, "suspended": false}'
+            await move(fresh, stage.postgres.port)
+            async with stage.database() as database:
+                await controller.wait_count(BEGINS, 2)
+                await database.wait_value(inherits, '{"forgotten": true, "suspended": false}')
+                await stage.kube.patch("suspended", {"spec": {"memberOf": [{"role": "readers", "inherit": False}]}})
+                await stage.kube.patch("suspended", {"spec": {"suspend": False}})
+                await stage.kube.wait_ready("suspended")
+                assert await database.fetchval(inherits) == '{"forgotten": true, "suspended": false}'
+
+
 async def test_an_older_backup_is_reconciled_with_the_current_specs(stage: Stage) -> None:
     async with running(stage.controller()) as controller:
         password = await declare(stage)
