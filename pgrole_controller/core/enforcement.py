@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from pgrole_controller.core.claim import Claim, Generations
 from pgrole_controller.core.errors import Reason, Refused, Transient
+from pgrole_controller.core.password_rules import is_cleared
 from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.state import Desired, Observed, Server
 
@@ -54,7 +55,9 @@ def keep_applied(plan: Plan) -> Plan:
     claim = plan.claim
     if claim is None or plan.applied != claim.applied:
         raise _wait("the spec differs from the state last applied")
-    return replace(plan, record=None, password_task=None, reassign=None, releases=(), forget=False, acted_on=None)
+    # That a role was created again without its password is noted with it: later nothing else tells.
+    record = plan.record if plan.owner and plan.record and is_cleared(plan.record) else None
+    return replace(plan, record=record, password_task=None, reassign=None, releases=(), forget=False, acted_on=None)
 
 
 def _wait(why: str) -> Transient:

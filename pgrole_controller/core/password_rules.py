@@ -65,7 +65,7 @@ def decide_password(
         record = replace(record, source="", digest="")
     left = _is_left(desired, existing, observed.claim, record)
     if server.away:
-        return _keep_known(desired, claim, existing, left=left)
+        return _keep_known(desired, _record(desired, claim), existing, record, left=left)
     if desired.password_result is not None and _is_for(desired.password_result, desired):
         decided = _use_result(desired, desired.password_result, existing, record, left=left)
         if existing is None or not _is_overtaken(desired.password_result, desired.secrets):
@@ -98,6 +98,11 @@ def decide_password(
 def _record(desired: Desired, claim: Claim | None) -> PasswordRecord:
     """The record of this very object's password; empty if the claim is another object's."""
     return claim.record if claim is not None and _is_own(desired, claim) else PasswordRecord()
+
+
+def is_cleared(record: PasswordRecord) -> bool:
+    """Whether this is the record of a role whose password is still to be set."""
+    return record.source in ("", UNSET) and not record.digest
 
 
 def _is_own(desired: Desired, claim: Claim) -> bool:
@@ -175,19 +180,21 @@ def _is_current(desired: Desired, existing: ObservedRole | None, record: Passwor
 
 
 def _keep_known(
-    desired: Desired, claim: Claim | None, existing: ObservedRole | None, *, left: bool
+    desired: Desired, before: PasswordRecord, existing: ObservedRole | None, record: PasswordRecord, *, left: bool
 ) -> PasswordDecision:
-    """Without Kubernetes: sets the last verifier again, if this process remembers it."""
-    record = _record(desired, claim)
+    """Without Kubernetes: sets the last verifier again, if this process remembers it. Otherwise, a new role's record
+    stays cleared, so that its password is set later. `before`: what the claim records.
+    """
     if left:
         return _leave(desired, record)
     if desired.password.origin is PasswordOrigin.NOWHERE:
         return _disable(existing, record)
-    if existing is not None and existing.role.password in (UNSEEN, Password(record.digest)):
+    if existing is not None and record.digest and existing.role.password in (UNSEEN, Password(record.digest)):
         return PasswordDecision(record)
     remembered = desired.remembered
-    if remembered is not None and record.digest and remembered.digest == record.digest:
-        return PasswordDecision(record, left=False, password=Password(record.digest, remembered), known=True)
+    if remembered is not None and before.digest and remembered.digest == before.digest:
+        password = Password(before.digest, remembered)
+        return PasswordDecision(before, left=False, password=password, known=bool(record.digest))
     why = "the controller cannot reach Kubernetes to read the Secret, and restores the password once it can"
     return PasswordDecision(record, pending=Transient(Reason.PROGRESSING, why))
 

@@ -253,6 +253,35 @@ async def rights_taken_away(own: Stage) -> None:
         assert (await pair.database.role("app-1") or {})["rolconnlimit"] == 99
 
 
+async def test_a_role_dropped_without_kubernetes_gets_its_password_when_it_is_back(stage: Stage) -> None:
+    """Also from a process that never set the password, and may not read it."""
+    kube, (host, _, port) = stage.kube, stage.kube.server.url.removeprefix("https://").partition(":")
+    async with (
+        wire(host, int(port)) as one,
+        replicas(stage, url=f"https://127.0.0.1:{one.port}") as pair,
+    ):
+        await pair.database.execute(
+            "ALTER ROLE replica_first NOSUPERUSER CREATEROLE; GRANT CREATE ON DATABASE postgres TO replica_first; "
+            "GRANT SELECT (oid, xmin) ON pg_authid TO replica_first"
+        )
+        await kube.apply_secret("source", password="ours")
+        await kube.apply("app", login=True, connectionLimit=5, password={"secretRef": {"name": "source"}})
+        await pair.first.start()
+        await kube.wait_ready("app")
+        await pair.first.end()
+        await pair.first.start()
+        await pair.database.execute("ALTER ROLE app CONNECTION LIMIT 9")
+        await pair.database.wait_role("app", lambda role: role["rolconnlimit"] == 5, "CONNECTION LIMIT 5")
+        one.cut()
+        await unconfirmed(pair)
+        await pair.database.execute("DROP ROLE app")
+        await pair.database.wait_role("app", lambda role: role["rolconnlimit"] == 5, "CONNECTION LIMIT 5")
+        assert await pair.database.verifier("app") is None
+        one.mend()
+        await pair.database.wait_password("app", "ours")
+        await kube.wait_ready("app")
+
+
 @pytest.mark.parametrize("arguments", [(), ("--install", "false", "--poll-interval", "200ms")], ids=["watch", "poll"])
 async def test_a_superuser_suspends_all_changes_with_a_setting_of_the_home_database(
     stage: Stage, arguments: tuple[str, ...]

@@ -41,6 +41,7 @@ THEIRS = make_verifier("theirs", b"0123456789abcdef", 4096)
 FROM_SECRET = DesiredPassword(PasswordOrigin.SECRET, secret="source", key="password")
 SECRET = SecretVersion("s-uid", "1")
 RECORD = PasswordRecord(source="s-uid/1/password", digest=OURS.digest)
+REPLACED = ObservedRole(30_001, replace(DESIRED, password=UNSEEN))
 
 
 def desired(**values: Any) -> Desired:
@@ -100,6 +101,45 @@ class TestEnforcedState:
     def test_no_password_is_set_where_verifiers_cannot_be_read(self) -> None:
         observed = Observed(named=ObservedRole(OID, replace(DESIRED, password=UNSEEN)), claim=claim(record=RECORD))
         assert not away(secured(), observed).writes
+
+    @pytest.mark.parametrize("remembered", [None, THEIRS])
+    @pytest.mark.parametrize("found", [None, REPLACED], ids=["dropped", "created by someone else"])
+    def test_a_new_role_gets_its_password_once_kubernetes_is_back(self, found: Any, remembered: Any) -> None:
+        asked = replace(secured(), remembered=remembered)
+        plan = away(asked, Observed(named=found, claim=claim(record=RECORD)))
+        assert plan.owner == ME
+        assert plan.record == PasswordRecord()
+        assert set_password(plan.changes) is None
+        assert [type(one) for one in plan.pending] == [Transient]
+        later = Observed(named=REPLACED, claim=claim(role_oid=REPLACED.oid, record=plan.record))
+        still = away(asked, later)
+        assert not still.writes
+        assert [type(one) for one in still.pending] == [Transient]
+        assert decide(asked, later, HERE, Policy()).password_task is not None
+
+    def test_a_role_that_someone_else_created_gets_the_remembered_password(self) -> None:
+        plan = away(secured(), Observed(named=REPLACED, claim=claim(record=RECORD)))
+        assert set_password(plan.changes) == Password(OURS.digest)
+        assert plan.record is None
+        later = Observed(named=REPLACED, claim=claim(role_oid=REPLACED.oid, record=RECORD))
+        assert not away(secured(), later).writes
+        assert decide(secured(), later, HERE, Policy()).password_task is None
+
+    def test_an_ignored_password_of_a_dropped_role_is_set_once_kubernetes_is_back(self) -> None:
+        asked = replace(secured(ignore=frozenset({"password"})), remembered=None)
+        plan = away(asked, Observed(claim=claim(record=RECORD)))
+        assert plan.record is not None
+        for password in (None, UNSEEN):
+            created = ObservedRole(REPLACED.oid, replace(DESIRED, password=password))
+            later = Observed(named=created, claim=claim(role_oid=REPLACED.oid, record=plan.record))
+            assert not away(asked, later).writes
+            assert decide(asked, later, HERE, Policy()).password_task is not None
+
+    def test_a_role_that_someone_else_created_loses_a_password_that_is_disabled(self) -> None:
+        observed = Observed(named=REPLACED, claim=claim(record=PasswordRecord(source="none")))
+        plan = away(desired(password=DesiredPassword(PasswordOrigin.NOWHERE)), observed)
+        assert plan.changes == (SetAttribute("app", "password", None),)
+        assert plan.record is None
 
     def test_a_disabled_password_stays_disabled(self) -> None:
         record = PasswordRecord(source="none")
