@@ -23,7 +23,7 @@ from pgrole_controller.core.contest import Contests
 from pgrole_controller.core.decision import ROUNDS, decide, decide_absent
 from pgrole_controller.core.deletion import add_way_out
 from pgrole_controller.core.diff import set_password
-from pgrole_controller.core.errors import PgRoleError, Reason, Transient
+from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient
 from pgrole_controller.core.outcome import of_error, of_read_back
 from pgrole_controller.core.password import PasswordResult
 from pgrole_controller.core.plan import Plan, ReassignResult
@@ -41,6 +41,10 @@ log = logging.getLogger(__name__)
 Prepared: TypeAlias = Mapping[Key, PasswordResult | ReassignResult]
 
 _NOTHING_PREPARED: Prepared = MappingProxyType({})
+
+_SUSPENDED = Refused(
+    Reason.SUSPENDED, "pgrole.suspend is on: the controller changes nothing on this server until a superuser resets it"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,12 +228,16 @@ async def _apply_plans(
 
 
 async def _add_verifiers(results: list[Result], session: Session) -> list[Result]:
-    """Reads the stored verifiers of roles for which a password task is needed."""
+    """Reads the stored verifiers of roles for which a password task is needed. No task runs while changes are
+    suspended: it would write a password into a Secret that the role cannot get.
+    """
     oids = [
         result.password_task.oid for result in results if result.password_task and result.password_task.oid is not None
     ]
     if not oids:
         return results
+    if await session.is_suspended():
+        return [result if result.password_task is None else _stop(result, _SUSPENDED) for result in results]
     stored = dict(zip(oids, await session.read_verifiers(oids), strict=True))
     return [_with_verifier(result, stored) for result in results]
 
@@ -238,9 +246,14 @@ def _with_verifier(result: Result, stored: Mapping[int, Verifier | PgRoleError |
     if result.password_task is None or result.password_task.oid is None:
         return result
     verifier = stored[result.password_task.oid]
-    if isinstance(verifier, PgRoleError):  # the repair is reported all the same
-        return replace(result, outcome=of_error(verifier), password_task=None, offer=None, decided=False)
+    if isinstance(verifier, PgRoleError):
+        return _stop(result, verifier)
     return replace(result, password_task=replace(result.password_task, stored=verifier))
+
+
+def _stop(result: Result, error: PgRoleError) -> Result:
+    """The result without its password task, for this reason. A repair is reported all the same."""
+    return replace(result, outcome=of_error(error), password_task=None, offer=None, decided=False)
 
 
 async def _find_suspects(attempts: Sequence[Attempt], session: Session) -> None:

@@ -290,17 +290,24 @@ async def test_a_superuser_suspends_all_changes_with_a_setting_of_the_home_datab
     controller = Controller(kube.server, stage.postgres.dsn(), stage.folder, "--namespace", kube.namespace, *arguments)
     async with stage.database() as database, running(controller):
         await kube.apply("app", login=True)
-        await kube.wait_ready("app")
+        await kube.apply("secured", password={"generate": {}}, connectionSecret={"name": "delivered"})
+        await kube.wait_all_ready()
+        before = (await kube.wait_secret("delivered"))["text"]["password"]
         await database.execute("ALTER DATABASE postgres SET pgrole.suspend = on")
+        await kube.patch("secured", {"metadata": {"annotations": {"pgrole.dev/rotate": "1"}}})
+        await kube.wait_for("secured", lambda obj: says(obj, "Suspended", "pgrole.suspend"), "Suspended")
         await database.execute("ALTER ROLE app SUPERUSER")
         await kube.wait_for("app", lambda obj: says(obj, "Suspended", "pgrole.suspend"), "Suspended")
         await kube.apply("other", login=True)
         await kube.wait_for("other", lambda obj: says(obj, "Suspended", "pgrole.suspend"), "Suspended")
         assert await database.role("other") is None
         assert (await database.role("app") or {})["rolsuper"]
+        assert (await kube.wait_secret("delivered"))["text"]["password"] == before
         await database.execute("ALTER DATABASE postgres RESET pgrole.suspend")
         await kube.wait_all_ready()
         assert not (await database.role("app") or {})["rolsuper"]
+        secret = await kube.wait_secret("delivered", lambda held: held["text"]["password"] != before, "another")
+        await database.wait_password("secured", secret["text"]["password"])
 
 
 async def test_without_kubernetes_privileges_are_kept_also_by_a_process_that_takes_over(stage: Stage) -> None:

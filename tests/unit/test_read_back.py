@@ -49,6 +49,7 @@ class ReadBackSession:
 
     def __init__(self) -> None:
         self.enforcing = False
+        self.suspended = False
         self.observed = Observed()
         self.looks = 0
         self.again = 0
@@ -61,6 +62,9 @@ class ReadBackSession:
     async def are_unchanged(self, asked: Sequence[tuple[Key, str]], before: Sequence[tuple[object, ...]]) -> list[bool]:
         self.again += len(asked)
         return [row == self.observed.row for row in before]
+
+    async def is_suspended(self) -> bool:
+        return self.suspended
 
     async def read_references(self, mentioned: Sequence[object]) -> list[object]:
         assert not mentioned
@@ -276,3 +280,14 @@ async def test_what_was_done_is_reported_although_the_stored_verifier_cannot_be_
     assert created.action is Action.CREATED
     assert (corrected.action, corrected.fields, corrected.corrected) == (Action.CORRECTED, ("login",), ("login",))
     assert corrected.drift is not None
+
+
+async def test_no_password_is_prepared_while_the_server_is_suspended() -> None:
+    world = await ReadBackWorld().made()
+    world.objects._secrets.synced.set()
+    world.put(KEY.name, 2, password={"generate": {}}, connectionSecret={"name": "delivered"})
+    world.session.suspended = True
+    result = await world.reconcile(drifted=True)
+    assert result.outcome is not None
+    assert result.outcome.reason is Reason.SUSPENDED
+    assert (result.password_task, result.prepares_next, result.decided) == (None, False, False)
