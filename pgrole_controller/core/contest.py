@@ -17,7 +17,7 @@ from typing import NamedTuple
 from pgrole_controller.core.backoff import Backoff
 from pgrole_controller.core.diff import Change, Rename, field_names
 from pgrole_controller.core.drift_record import rfc3339
-from pgrole_controller.core.password import PasswordRecord, PasswordTask
+from pgrole_controller.core.password import PasswordRecord, PasswordTask, is_due
 from pgrole_controller.core.plan import Action, Plan
 
 #: After this many repairs of one field within this many seconds, the next one is held back.
@@ -138,7 +138,7 @@ class Contest:
     """What is known of one object, by field.
 
     `generation`: of the spec. `password_task`: the task whose password was held back; running it again unchanged would
-    have the same result.
+    have the same result, until a rotation is due.
     """
 
     generation: int
@@ -198,6 +198,7 @@ class Contests:
             and password
             and password.holds(now)
             and _without_time(plan.password_task) == contest.password_task
+            and not _rotates(plan.password_task)
         ):
             plan = replace(plan, password_task=None)
             drift = {*plan.drift, "password"}
@@ -305,6 +306,11 @@ def _action(plan: Plan, changes: tuple[Change, ...], *, claimless: bool, drift: 
     if plan.rotated and field_names(changes) == ("password",):
         return Action.ROTATED
     return Action.CHANGED if changes else Action.NOTHING
+
+
+def _rotates(password_task: PasswordTask) -> bool:
+    record = password_task.record
+    return is_due(password_task.password, record.rotated_at, {record.rotate}, password_task.at)
 
 
 def _without_time(password_task: PasswordTask) -> PasswordTask:

@@ -221,6 +221,22 @@ async def test_a_changed_secret_is_applied_immediately_despite_a_contested_passw
     assert_not_held_back(obj)
 
 
+async def test_a_password_is_rotated_on_schedule_while_it_is_contested(
+    kube: Kube, database: Database, shared_dsn: str, role: str
+) -> None:
+    password = {"generate": {"rotateEvery": "20s"}}
+    await kube.apply("app", name=role, password=password, connectionSecret={"name": "delivered"})
+    await kube.wait_ready("app")
+    before = (await kube.wait_secret("delivered"))["text"]["password"]
+    md5 = "md5" + "0" * 32
+    standing = f"SELECT rolpassword = '{md5}' FROM pg_authid WHERE rolname = '{role}'"
+    async with fighting(shared_dsn, f"ALTER ROLE {role} PASSWORD '{md5}'", standing):
+        # The next repair is held back until about 30 s after the first one.
+        obj = await kube.wait_for("app", contested("password", 8), "eighth")
+        await kube.wait_secret("delivered", lambda held: held["text"]["password"] != before, "another password")
+        assert_not_held_back(obj)
+
+
 async def test_a_changed_spec_is_applied_immediately_and_ends_the_contest(
     kube: Kube, database: Database, shared_dsn: str, role: str
 ) -> None:

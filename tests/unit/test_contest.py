@@ -1,7 +1,7 @@
 """core/contest: a field that others keep changing back is repaired more and more slowly."""
 
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -24,7 +24,13 @@ from pgrole_controller.core.contest import (
 from pgrole_controller.core.diff import Change, Create, Rename, SetAttribute, SetComment
 from pgrole_controller.core.errors import Reason, Refused, Waiting
 from pgrole_controller.core.outcome import RECONCILED, of_contest, of_error
-from pgrole_controller.core.password import DesiredPassword, ObservedSecrets, PasswordRecord, PasswordTask
+from pgrole_controller.core.password import (
+    DesiredPassword,
+    ObservedSecrets,
+    PasswordOrigin,
+    PasswordRecord,
+    PasswordTask,
+)
 from pgrole_controller.core.plan import Action, Plan
 from pgrole_controller.core.privileges.granted_privileges import GrantedPrivileges
 from pgrole_controller.core.privileges.grantee import DatabasePrivileges, Grantee
@@ -305,6 +311,15 @@ class TestContestedPasswords:
         later = replace(PASSWORD_TASK, at=DAY.replace(hour=5))
         assert ring.plan(replace(drift(), password_task=later), LIMIT + 1).password_task is None
         assert "the controller corrects it again at" in ring.told
+
+    def test_a_rotation_is_not_held_back(self, ring: Ring) -> None:
+        hourly = DesiredPassword(PasswordOrigin.GENERATED, rotate_every=timedelta(hours=1))
+        sent = replace(PASSWORD_TASK, password=hourly, record=replace(RECORD, rotated_at=DAY))
+        assert not ring.plan(drift("password"), LIMIT, sent=sent).changes
+        for minutes, runs in ((59, False), (60, True)):
+            later = replace(sent, at=DAY + timedelta(minutes=minutes))
+            plan = ring.plan(replace(drift(), password_task=later), LIMIT + 1)
+            assert plan.password_task == (later if runs else None)
 
     def test_a_different_password_task_is_run(self, ring: Ring) -> None:
         other = replace(PASSWORD_TASK, secrets=ObservedSecrets(stale=("old",)))
