@@ -342,15 +342,17 @@ def _generate(length: int) -> str:
 
 def _hash(found: PasswordResult, password_task: PasswordTask, password: str | Verifier) -> PasswordResult:
     """Whether the stored verifier fits the password, and a new verifier if not. Runs in a thread."""
-    stored = password_task.stored
+    stored, last = password_task.stored, password_task.last
     if isinstance(password, Verifier):
         if stored == password:
             return replace(found, fits=password.digest)
-        return replace(found, verifier=password)
+        return replace(found, verifier=password, same=password == last)
     # A role can set itself a verifier of any count, which takes that long to compare with.
     as_expected = (
         stored is not None and stored.scram is not None and stored.scram.iterations == password_task.iterations
     )
     if stored is not None and as_expected and verifies(password, stored):
         return replace(found, fits=stored.digest)
-    return replace(found, verifier=make_verifier(password, secrets.token_bytes(SALT_BYTES), password_task.iterations))
+    same = last is not None and last != stored and verifies(password, last)
+    verifier = make_verifier(password, secrets.token_bytes(SALT_BYTES), password_task.iterations)
+    return replace(found, verifier=verifier, same=same)

@@ -1,8 +1,8 @@
 """What one worker remembers between reconciles: a cache that is safe to lose.
 
-- `Verifiers`: those that were last set, which restore passwords while Kubernetes is unreachable. A verifier is
-  remembered only when its digest is the one in the role's claim, never the clear text. It is as secret as what is in
-  pg_authid, and stays in memory as long as the role's object exists.
+- `Verifiers`: those that were last set, which restore passwords while Kubernetes is unreachable, and tell whether a
+  Secret still has that password. A verifier is remembered only when its digest is the one in the role's claim, never
+  the clear text. It is as secret as what is in pg_authid, and stays in memory as long as the role's object exists.
 - `OwnChanges`: roles whose change comes back as a notification.
 - `ReadBackCache`: what was read back after a change. The controller reads a role that it changed twice more: when the
   change's own NOTIFY arrives, and after two seconds. Mostly nothing differs by then. These reconciles read the object,

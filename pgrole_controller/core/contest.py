@@ -314,7 +314,7 @@ def _rotates(password_task: PasswordTask) -> bool:
 
 
 def _without_time(password_task: PasswordTask) -> PasswordTask:
-    return replace(password_task, at=_ANY_TIME, stored=None)
+    return replace(password_task, at=_ANY_TIME, stored=None, last=None)
 
 
 def describe_field(name: str, field_contest: FieldContest) -> str:

@@ -80,6 +80,7 @@ class PasswordTask:
     - `restore`: whether to overwrite such a difference, or only report it.
     - `left`: the password is left to others and not replaced.
     - `stored`: the verifier the role has; None if it has none or it may not be read.
+    - `last`: the verifier that was set last; None if this process does not know it.
     """
 
     namespace: str
@@ -98,6 +99,7 @@ class PasswordTask:
     left: bool = False
     oid: int | None = None
     stored: Verifier | None = None
+    last: Verifier | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,7 @@ class PasswordResult:
     - `source`: what the password was made from.
     - `fits`: digest of the role's current verifier, if that verifies this password.
     - `verifier`: the verifier to set, if it does not.
+    - `same`: the password is the one that was set last, as far as this process knows that.
     - `problem`: why there is neither.
     - `connection`: as in PasswordRecord.
     - `spoiled`: someone changed the connection Secret, and the task left it so.
@@ -115,6 +118,7 @@ class PasswordResult:
     source: str = ""
     fits: str = ""
     verifier: Verifier | None = None
+    same: bool = False
     rotated_at: datetime | None = None
     rotate: str = ""
     connection: str = ""

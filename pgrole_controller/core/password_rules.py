@@ -247,6 +247,7 @@ def _password_task(
     _, written, copied = (record.connection + "  ").split(" ", 2)
     rendered = bool(written) and written == inputs
     delivered = rendered and copied.strip() == source
+    remembered = desired.remembered
     return PasswordTask(
         namespace=desired.owner.namespace,
         role_name=desired.role.name,
@@ -263,6 +264,7 @@ def _password_task(
         restore=not (desired.report_only and delivered),
         left=left,
         oid=existing.oid,
+        last=remembered if remembered and remembered.digest == record.digest else None,
     )
 
 
@@ -319,7 +321,8 @@ def _set(
         kept, source=password_result.source, rotated_at=password_result.rotated_at, rotate=password_result.rotate
     )
     known = record.source == password_result.source
-    if known and stored in (UNSEEN, Password(record.digest)):
+    unchanged = stored in (UNSEEN, Password(record.digest))
+    if known and unchanged:
         return PasswordDecision(new)
     if password_result.fits and stored == Password(password_result.fits):
         return PasswordDecision(replace(new, digest=password_result.fits))
@@ -331,7 +334,21 @@ def _set(
         replace(new, digest=password.digest),
         left=False,
         password=password,
-        known=known,
+        known=known or (not unchanged and _is_set_last(password_result, record)),
         rotated=None not in (record.rotated_at, password_result.rotated_at)
         and password_result.rotated_at != record.rotated_at,
     )
+
+
+def _is_set_last(password_result: PasswordResult, record: PasswordRecord) -> bool:
+    """Whether the Secret was only written again, and has the password that was set last."""
+    if not record.digest:
+        return False
+    if password_result.rotated_at is not None:
+        return password_result.rotated_at == record.rotated_at
+    return password_result.same and _without_version(password_result.source) == _without_version(record.source)
+
+
+def _without_version(source: str) -> tuple[str, ...]:
+    uid, _, version_and_key = source.partition("/")
+    return uid, *version_and_key.split("/")[1:]

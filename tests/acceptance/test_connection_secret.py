@@ -486,6 +486,24 @@ async def test_a_reported_password_stays_reported_when_its_secret_is_changed(
     await kube.wait_for("app", reports("password", "connectionSecret"), "both are reported")
 
 
+@pytest.mark.parametrize("relabelled", ["source", "delivered"])
+async def test_a_reported_password_stays_reported_when_its_secret_is_only_relabelled(
+    kube: Kube, database: Database, role: str, relabelled: str
+) -> None:
+    password: Json = {"generate": {}}
+    if relabelled == "source":
+        await kube.apply_secret("source", password="ours")
+        password = {"secretRef": {"name": "source"}}
+    await deliver(kube, role, password=password, drift={"policy": "Report"})
+    await database.execute(f"ALTER ROLE \"{role}\" PASSWORD 'of somebody'")
+    await kube.wait_for("app", reports("password"), "the password is reported")
+    held = await kube.patch_secret(relabelled, {"metadata": {"labels": {"seen": "yes"}}})
+    sql = f"SELECT position('{version(held)}' IN connection_secret) > 0 FROM pgrole.claim WHERE role_name = '{role}'"
+    await database.wait_value(sql, True)
+    await kube.wait_for("app", reports("password"), "the password is reported")
+    await database.wait_password(role, "of somebody")
+
+
 @pytest.mark.parametrize("action", ["deleted", "tampered with"])
 async def test_a_requested_rotation_replaces_a_secret_whose_drift_is_reported(
     kube: Kube, database: Database, role: str, action: str

@@ -264,6 +264,55 @@ class TestPasswordResults:
         assert decided.password == Password(VERIFIER.digest)
 
 
+class TestRewrittenSecrets:
+    """The Secret has another version. With the password that was set last, another one in the role is drift."""
+
+    AGAIN = replace(PasswordResult(verifier=OTHER), source="s-uid/12/password", same=True)
+
+    @pytest.mark.parametrize(
+        ("found", "values", "known"),
+        [
+            (THEIRS, {}, True),
+            (there(), {}, True),
+            (there(UNSEEN), {}, False),
+            (OURS, {}, False),
+            (THEIRS, {"same": False}, False),
+            (THEIRS, {"source": "s-uid/12/another"}, False),
+            (THEIRS, {"source": "another/12/password"}, False),
+        ],
+        ids=["another", "none", "unseen", "ours", "a new password", "another key", "another Secret"],
+    )
+    def test_of_a_named_secret(self, found: ObservedRole, values: dict[str, Any], known: bool) -> None:
+        brought = replace(self.AGAIN, password_task=password_task_of(desired(), DECIDED, THEIRS), **values)
+        decided = run(desired(password_result=brought), DECIDED, found)
+        assert decided.password == Password(OTHER.digest)
+        assert decided.known is known
+
+    @pytest.mark.parametrize(
+        ("found", "rotated_at", "known"),
+        [(THEIRS, NOW, True), (there(UNSEEN), NOW, False), (THEIRS, NOW + timedelta(seconds=1), False)],
+        ids=["another", "unseen", "generated again"],
+    )
+    def test_of_a_generated_password(self, found: ObservedRole, rotated_at: datetime, known: bool) -> None:
+        brought = bring(ask_generated(), DELIVERED, THEIRS, source="s-uid/12", verifier=OTHER, rotated_at=rotated_at)
+        decided = run(ask_generated(password_result=brought), DELIVERED, found)
+        assert decided.password == Password(OTHER.digest)
+        assert decided.known is known
+
+    @pytest.mark.parametrize("found", [there(), there(UNSEEN)])
+    def test_a_new_role_has_no_drift(self, found: ObservedRole) -> None:
+        """It gets its password even if that is the former one's."""
+        for asked, record in ((desired(), DECIDED), (ask_generated(), DELIVERED)):
+            cleared = run(asked, record, None).record
+            brought = bring(asked, cleared, found, source=record.source, verifier=OTHER, rotated_at=record.rotated_at)
+            decided = run(replace(asked, password_result=replace(brought, same=True)), cleared, found)
+            assert (decided.password, decided.known) == (Password(OTHER.digest), False)
+
+    def test_only_the_verifier_that_was_set_last_is_compared_with(self) -> None:
+        for remembered, last in ((VERIFIER, VERIFIER), (OTHER, None), (None, None)):
+            assert password_task_of(desired(remembered=remembered), DECIDED, THEIRS).last == last
+
+
 class TestIgnored:
     IGNORED = frozenset({"password"})
 
