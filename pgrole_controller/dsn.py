@@ -1,6 +1,6 @@
 """Parses PGROLE_DSN as libpq does: address, TLS, and authentication methods."""
 
-from urllib.parse import parse_qs, parse_qsl, unquote, unquote_plus, urlsplit
+from urllib.parse import SplitResult, parse_qs, parse_qsl, unquote, unquote_plus, urlsplit
 
 from pgrole_controller.core.connection_secret import Address
 
@@ -31,7 +31,7 @@ def address_of(dsn: str) -> Address:
     """Returns where applications find the DSN's server, for connection Secrets, with libpq's defaults."""
     parts = urlsplit(dsn)
     query = parse_qs(parts.query)
-    host = (parts.hostname or query.get("host", [""])[0]).split(",")[0] or "localhost"
+    host = (_hosts_of(parts) or query.get("host", [""])[0].split(","))[0] or "localhost"
     port = parts.port or int(query.get("port", ["5432"])[0].split(",")[0])
     database = unquote(parts.path.lstrip("/")) or query.get("dbname", ["postgres"])[0]
     sslmode = query.get("sslmode", ["verify-full" if verifies_by_default(dsn) else "prefer"])[0]
@@ -50,8 +50,13 @@ def verifies_by_default(dsn: str) -> bool:
     query = parse_qs(parts.query)
     if "sslmode" in query:
         return False
-    hosts = [host for value in query.get("host", []) for host in value.split(",")] or [parts.hostname or ""]
+    hosts = [host for value in query.get("host", []) for host in value.split(",")] or _hosts_of(parts)
     return any(not host.startswith("/") and host not in ("", "localhost", "127.0.0.1", "::1") for host in hosts)
+
+
+def _hosts_of(parts: SplitResult) -> list[str]:
+    """Returns the hosts before the path. There, a path of a socket is percent-encoded."""
+    return [unquote(host) for host in parts.hostname.split(",")] if parts.hostname else []
 
 
 def split_methods(dsn: str) -> tuple[str, frozenset[str] | None]:

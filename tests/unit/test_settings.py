@@ -7,6 +7,7 @@ from pgrole_controller.core.errors import Reason
 from pgrole_controller.core.privileges.grantee import PrivilegePolicy, PrivilegeRule
 from pgrole_controller.core.privileges.privilege_policy import check_database
 from pgrole_controller.core.server_options import DatabaseMode, DatabasesConfig
+from pgrole_controller.core.template import vary
 from pgrole_controller.dsn import address_of, split_methods, verifies_by_default
 from pgrole_controller.settings import SETTINGS, TEMPLATES, Settings, WrongSetting, read_settings, server_policy_of
 
@@ -171,6 +172,9 @@ def test_the_server_of_the_dsn_excludes_the_template_databases(database: str) ->
         ("postgresql:///postgres?host=/run/postgresql", False),
         ("postgresql:///postgres?host=db.example.com", True),
         ("postgresql://u:p@/postgres?host=127.0.0.1,db.example.com", True),
+        ("postgresql://u:p@%2Frun%2Fpostgresql/postgres", False),
+        ("postgresql://u:p@%2Frun%2Fpostgresql,db.example.com/postgres", True),
+        ("postgresql://u:p@[fe80::1%25eth0]/postgres", True),
     ],
 )
 def test_a_dsn_of_another_machine_without_an_sslmode_is_verified(dsn: str, verifies: bool) -> None:
@@ -180,6 +184,20 @@ def test_a_dsn_of_another_machine_without_an_sslmode_is_verified(dsn: str, verif
 @pytest.mark.parametrize("dsn", ["postgresql://u:p@one,two/db", "postgresql://u:p@/db?host=one,two"])
 def test_applications_find_the_server_at_the_first_host(dsn: str) -> None:
     assert address_of(dsn).host == "one"
+
+
+@pytest.mark.parametrize(
+    ("host", "expected", "in_urls"),
+    [
+        ("%2Fvar%2Frun%2FPostgreSQL", "/var/run/PostgreSQL", "%2Fvar%2Frun%2FPostgreSQL"),
+        ("%2frun%2C1,two", "/run,1", "%2Frun%2C1"),
+        ("[fe80::1%25eth0]:6432", "fe80::1%eth0", "[fe80::1%25eth0]"),
+    ],
+)
+def test_a_percent_encoded_host_is_decoded(host: str, expected: str, in_urls: str) -> None:
+    found = address_of(f"postgresql://u:p@{host}/app").host
+    assert found == expected
+    assert vary({"host": found})["host_url"] == in_urls
 
 
 @pytest.mark.parametrize(
