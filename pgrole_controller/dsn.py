@@ -50,7 +50,7 @@ def verifies_by_default(dsn: str) -> bool:
     query = parse_qs(parts.query)
     if "sslmode" in query:
         return False
-    hosts = [host for value in query.get("host", []) for host in value.split(",")] or _hosts_of(parts)
+    hosts = _hosts_of(parts) or [host for value in query.get("host", []) for host in value.split(",")]
     return any(not host.startswith("/") and host not in ("", "localhost", "127.0.0.1", "::1") for host in hosts)
 
 

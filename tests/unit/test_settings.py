@@ -175,6 +175,8 @@ def test_the_server_of_the_dsn_excludes_the_template_databases(database: str) ->
         ("postgresql://u:p@%2Frun%2Fpostgresql/postgres", False),
         ("postgresql://u:p@%2Frun%2Fpostgresql,db.example.com/postgres", True),
         ("postgresql://u:p@[fe80::1%25eth0]/postgres", True),
+        ("postgresql://u:p@db.example.com/postgres?host=localhost", True),  # asyncpg connects to the first
+        ("postgresql://u:p@localhost/postgres?host=db.example.com", False),
     ],
 )
 def test_a_dsn_of_another_machine_without_an_sslmode_is_verified(dsn: str, verifies: bool) -> None:
