@@ -324,7 +324,7 @@ class Viewer:
                 await self._rescope.wait()
                 await anyio.sleep(REFUSED_SECONDS)
                 return
-            if await self._ask_scope(client) != scope:
+            if await self._ask_scope(client) != self._scope:  # None if the credentials were refused meanwhile
                 return
 
     @staticmethod

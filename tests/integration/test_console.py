@@ -370,13 +370,9 @@ class TestLaptop:
         monkeypatch.setattr(viewer, "IDLE_SECONDS", 0.5)
         monkeypatch.setattr(viewer, "CHECK_SECONDS", 3.0)
         config, status, runs = tmp_path / "kubeconfig", tmp_path / "status", tmp_path / "runs"
-        api_version = "client.authentication.k8s.io/v1"
-        said: dict[str, Any] = {"apiVersion": api_version, "kind": "ExecCredential"}
-        said["status"] = {"token": await Accounts(api_server).create(namespace, everything=True)}
-        status.write_text(json.dumps(said), encoding="utf-8")
-        plugin = {"apiVersion": api_version, "command": "sh", "args": ["-c", f"echo >> {runs}; cat {status}"]}
-        written = re.sub("token: .*", f"exec: {json.dumps(plugin)}", api_server.kubeconfig.read_text(encoding="utf-8"))
-        config.write_text(written, encoding="utf-8")
+        credential = say_token(await Accounts(api_server).create(namespace, everything=True))
+        status.write_text(credential, encoding="utf-8")
+        write_plugin(config, api_server, f"echo >> {runs}; cat {status}")
         await declare_role(api_server, namespace, "orders")
         async with (
             run_test_console(auth="kubeconfig", kubeconfig=str(config)) as console,
@@ -394,8 +390,46 @@ class TestLaptop:
             assert (shown["accepted"], shown["connected"], shown["roles"]) == (False, True, {})
             assert runs.read_text(encoding="utf-8") == "\n"
             monkeypatch.setattr(viewer, "IDLE_SECONDS", 600.0)
-            status.write_text(json.dumps(said), encoding="utf-8")
+            status.write_text(credential, encoding="utf-8")
             assert (await shown_once(browser, lambda shown: f"{namespace}/orders" in shown["roles"]))["accepted"]
+
+    @pytest.mark.slow
+    async def test_roles_are_shown_again_once_a_plugin_has_credentials_after_a_time_without(
+        self, api_server: ApiServer, namespace: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        monkeypatch.setattr(viewer, "SCOPE_SECONDS", 0.3)
+        monkeypatch.setattr(viewer, "CHECK_SECONDS", 0.2)
+        accounts, config, status = Accounts(api_server), tmp_path / "kubeconfig", tmp_path / "status"
+        status.write_text(say_token(await accounts.create(namespace, everything=True, name="myself")), encoding="utf-8")
+        write_plugin(config, api_server, f"cat {status}")
+        await declare_role(api_server, namespace, "orders")
+        async with (
+            run_test_console(auth="kubeconfig", kubeconfig=str(config)) as console,
+            console.browser() as browser,
+        ):
+            assert await self.enter(console, browser) == 303
+            await shown_once(browser, lambda shown: f"{namespace}/orders" in shown["roles"])
+            status.unlink()
+            await accounts.delete(namespace, "myself")
+            await shown_once(browser, lambda shown: not shown["accepted"] and not shown["roles"])
+            status.write_text(say_token(await accounts.create(namespace, everything=True)), encoding="utf-8")
+            shown = await shown_once(browser, lambda shown: f"{namespace}/orders" in shown["roles"])
+            assert (shown["accepted"], shown["namespaces"]) == (True, None)
+
+
+PLUGIN_VERSION = "client.authentication.k8s.io/v1"
+
+
+def say_token(token: str) -> str:
+    """Returns what a credential plugin prints."""
+    return json.dumps({"apiVersion": PLUGIN_VERSION, "kind": "ExecCredential", "status": {"token": token}})
+
+
+def write_plugin(config: Path, server: ApiServer, script: str) -> None:
+    """Writes a kubeconfig whose credentials `script` prints."""
+    plugin = {"apiVersion": PLUGIN_VERSION, "command": "sh", "args": ["-c", script]}
+    written = re.sub("token: .*", f"exec: {json.dumps(plugin)}", server.kubeconfig.read_text(encoding="utf-8"))
+    config.write_text(written, encoding="utf-8")
 
 
 class Cut:
