@@ -105,7 +105,7 @@ class ConsolePages:
 
 def _render_main(view: _View, request: PageQuestion, snapshot: Snapshot) -> Markup:
     template = environment().get_template(view.template)
-    return _trust(template.render(view=view, snapshot=snapshot, now=request.now, **view.values))
+    return _trust(template.render(view=view, snapshot=snapshot, session=request.csrf, now=request.now, **view.values))
 
 
 def _trust(html: str) -> Markup:

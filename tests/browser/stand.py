@@ -20,13 +20,15 @@ from tests.browser.snapshots import NOW, typical
 class BrowserStand:
     """`snapshot`: what the next request is shown. `asked`: requests for pages and fragments, in order.
 
-    `failing`: how many fragments are refused from now on. `login`: where a proxy redirects to, instead of a refusal.
+    `csrf`: of the session. `failing`: how many fragments are refused from now on. `login`: where a proxy redirects to,
+    instead of a refusal.
     """
 
     url: str = ""
     snapshot: Snapshot = field(default_factory=typical)
     asked: list[str] = field(default_factory=list)
     logged_in: bool = True
+    csrf: str = "a-csrf-token"
     failing: int = 0
     login: str = ""
     _pages: ConsolePages = field(default_factory=ConsolePages)
@@ -49,7 +51,7 @@ class BrowserStand:
             self.failing -= 1
             raise web.HTTPServiceUnavailable
         self.asked.append(f"{'fragment' if fragment else 'page'} {request.path_qs}")
-        question = PageQuestion(request.path, dict(request.query), "a-csrf-token", NOW, fragment)
+        question = PageQuestion(request.path, dict(request.query), self.csrf, NOW, fragment)
         snapshot = self.snapshot
         if self._pages.find_object(request.path) is not None:
             snapshot = replace(snapshot, fetched=self._fetch(request.path))

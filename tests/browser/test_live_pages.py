@@ -124,6 +124,18 @@ async def test_many_tabs_take_no_connections_from_the_one_that_is_shown(tab: Tab
     await expect(tab.page.locator("#live-words")).to_have_text("Live")
 
 
+async def test_a_tab_that_is_shown_again_names_the_user_who_signed_in_meanwhile_and_signs_them_out(tab: Tab) -> None:
+    tab.stand.snapshot = replace(tab.stand.snapshot, viewer="alice")
+    await open_live(tab, f"/roles/{_APP}")
+    await set_hidden(tab.page, True)
+    tab.stand.csrf = "of-another-session"
+    await tab.stand.publish(replace(change_role(tab.stand.snapshot), viewer="bob"))
+    await set_hidden(tab.page, False)
+    await expect(tab.page.get_by_role("main")).to_contain_text("mallory")
+    await expect(tab.page.locator(".viewer")).to_have_text("Signed in as bob")
+    await expect(tab.page.locator('form[action="/logout"] input')).to_have_value("of-another-session")
+
+
 async def test_an_ended_session_leads_to_the_login_page(tab: Tab) -> None:
     await open_live(tab, "/")
     tab.refusals.add(401)

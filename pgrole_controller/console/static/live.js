@@ -123,6 +123,10 @@
       if (request.signal.aborted) return;
       const fresh = new DOMParser().parseFromString(text, "text/html").querySelector("main");
       if (!fresh) throw new Error("answered no <main>");
+      if (fresh.dataset.session !== find("main").dataset.session) { // someone signed in anew in another tab
+        location.reload();
+        return;
+      }
       morph(find("main"), document.adoptNode(fresh));
       tellTimes();
       say(find("main").dataset.announcement);
