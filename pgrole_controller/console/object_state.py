@@ -44,7 +44,7 @@ _RANKS = {state: rank for rank, state in enumerate(ObjectState)}
 
 @dataclass(frozen=True, slots=True)
 class ObjectJudgement:
-    """What the conditions of an object mean together. `since`: when Ready last changed."""
+    """What the conditions of an object mean together. `since`: when Ready last changed, or the object was created."""
 
     state: ObjectState
     reason: str
@@ -84,7 +84,8 @@ def judge(found: Mapping[str, Any]) -> ObjectJudgement:
     reason = intern(read_text(ready, "reason", most=128))
     message, since = read_text(ready, "message"), read_time(ready, "lastTransitionTime")
     if not ready:
-        return ObjectJudgement(ObjectState.NEW, "", "The controller has not processed this object yet.", None)
+        created = read_time(found, "metadata", "creationTimestamp")
+        return ObjectJudgement(ObjectState.NEW, "", "The controller has not processed this object yet.", created)
     if reason == "Suspended":
         state = ObjectState.SUSPENDED
     elif "DriftDetected" in others or reason == "DriftReported":

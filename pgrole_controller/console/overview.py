@@ -50,6 +50,11 @@ class Overview:
     shortened: int
 
     @property
+    def as_declared(self) -> bool:
+        """Whether every role is as declared, or will be in a moment."""
+        return all(each.state in (ObjectState.READY, ObjectState.WORKING) for each in self.states)
+
+    @property
     def trouble_count(self) -> int:
         return len(self.broken_servers) + self.attention_count
 
@@ -77,7 +82,7 @@ def needs_attention(role: RoleSummary, now: datetime) -> bool:
     if role.state in (ObjectState.STALLED, ObjectState.DRIFT):
         return True
     return (
-        role.state in (ObjectState.RETRYING, ObjectState.WORKING)
+        role.state in (ObjectState.RETRYING, ObjectState.WORKING, ObjectState.NEW)
         and role.since is not None
         and now - role.since > _PATIENCE
     )

@@ -337,6 +337,28 @@ def test_a_role_that_waits_longer_than_five_minutes_needs_attention() -> None:
     assert [each.key.name for each in overview.attention] == ["long"]
 
 
+def test_a_role_that_is_not_processed_for_five_minutes_needs_attention() -> None:
+    roles = []
+    for name, created in (("fresh", ago(minutes=4)), ("forgotten", ago(days=3))):
+        key, found = make_role("shop", name)
+        found["metadata"]["creationTimestamp"] = created
+        del found["status"]
+        roles.append((key, found))
+    overview = view_overview(make_snapshot(roles), [summarize(*each) for each in roles], NOW)
+    assert [each.key.name for each in overview.attention] == ["forgotten"]
+
+
+@pytest.mark.parametrize(
+    ("reason", "calm"),
+    [("Reconciled", True), ("Progressing", True), ("Suspended", False), ("MembershipPending", False)],
+)
+def test_every_role_is_called_as_declared_only_if_each_one_is_or_soon_will_be(reason: str, calm: bool) -> None:
+    roles = [make_role("shop", "orders-app"), make_role("shop", "other", reason, since=ago(minutes=1))]
+    html = show("/", make_snapshot(roles)).html
+    assert "Nothing needs attention." in html
+    assert ("Every role is as declared" in html) is calm
+
+
 def test_drifts_per_hour_come_from_servers_or_else_from_roles() -> None:
     counts = [{"hour": ago(hours=1, minutes=40), "corrected": 3, "reported": 1}, {"hour": "x", "corrected": True}]
     known = read_counts([{"status": {"driftsPerHour": counts}}], NOW)
