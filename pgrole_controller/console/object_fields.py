@@ -26,8 +26,9 @@ MOST_ENTRIES = 512
 #: Bytes of JSON kept of spec and status, in bytes: of one object, and of one when the viewer's room is used up.
 LARGEST = 32 * 1024
 BRIEF = 2 * 1024
-#: Where `keep_fields` names what it left out. No API object has such a field.
+#: Where `keep_fields` names what it left out, and when anything but the status last changed. No API object has these.
 LEFT_OUT = "leftOut"
+CHANGED = "changedAt"
 
 _METADATA = ("namespace", "name", "uid", "resourceVersion", "generation", "creationTimestamp", "deletionTimestamp")
 _LONGEST_METADATA = 512  # characters; names have at most 253
@@ -105,6 +106,8 @@ def keep_fields(obj: Mapping[str, Any], most: int = LARGEST) -> dict[str, Any]:
     metadata = obj.get("metadata")
     kept: dict[str, Any] = {name: obj[name] for name in ("apiVersion", "kind") if isinstance(obj.get(name), str)}
     kept["metadata"] = _keep_metadata(metadata) if isinstance(metadata, dict) else metadata
+    if changed := _find_change(metadata):
+        kept[CHANGED] = changed
     parts = sorted(_measure(obj), key=lambda part: (part[0] != "status.conditions", part[1]))
     left, room = [], most
     for path, size, value in parts:
@@ -123,6 +126,12 @@ def keep_fields(obj: Mapping[str, Any], most: int = LARGEST) -> dict[str, Any]:
 
 def _keep_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
     return {name: _cut_text(metadata[name]) for name in _METADATA if name in metadata}
+
+
+def _find_change(metadata: object) -> str:
+    """Returns when a manager last changed anything but the status, in RFC 3339; empty if that is unknown."""
+    entries = read_maps(metadata, "managedFields")
+    return max((read_text(each, "time", most=64) for each in entries if not read_text(each, "subresource")), default="")
 
 
 def _cut_text(value: object) -> object:

@@ -7,7 +7,7 @@ from enum import StrEnum
 from sys import intern
 from typing import Any
 
-from pgrole_controller.console.object_fields import read_maps, read_number, read_text, read_time
+from pgrole_controller.console.object_fields import CHANGED, read_maps, read_number, read_text, read_time
 
 
 class ObjectState(StrEnum):
@@ -44,7 +44,9 @@ _RANKS = {state: rank for rank, state in enumerate(ObjectState)}
 
 @dataclass(frozen=True, slots=True)
 class ObjectJudgement:
-    """What the conditions of an object mean together. `since`: when Ready last changed, or the object was created."""
+    """What the conditions of an object mean together. `since`: when Ready last changed, or the object itself did, if
+    the controller has not processed that; None: unknown.
+    """
 
     state: ObjectState
     reason: str
@@ -93,9 +95,13 @@ def judge(found: Mapping[str, Any]) -> ObjectJudgement:
     elif "Stalled" in others or reason == "Contested":
         state = ObjectState.STALLED
     elif ready.get("status") == "True":
-        state = ObjectState.READY if is_current(found) else ObjectState.WORKING
-        if state is ObjectState.WORKING:
-            reason, message = "Progressing", "The spec changed. The controller has not processed the change yet."
+        if is_current(found):
+            return ObjectJudgement(ObjectState.READY, reason, message, since)
+        state, reason, since = ObjectState.WORKING, "Progressing", read_time(found, "metadata", "deletionTimestamp")
+        message = "The object is being deleted."
+        if since is None:
+            since = read_time(found, CHANGED)
+            message = "The spec changed. The controller has not processed the change yet."
     else:
         state = ObjectState.WORKING if reason == "Progressing" else ObjectState.RETRYING
     return ObjectJudgement(state, reason, message, since)

@@ -22,7 +22,7 @@ class ReasonAdvice:
 
 _ROLES = {
     "Reconciled": ReasonAdvice("The role in the database is as declared.", ""),
-    "Progressing": ReasonAdvice("The controller is still applying the spec.", "Wait a moment."),
+    "Progressing": ReasonAdvice("The controller is still applying the spec, or the deletion.", "Wait a moment."),
     "Suspended": ReasonAdvice(
         "The controller neither compares nor changes the role.",
         "Set spec.suspend to false, or end the suspension of the server.",

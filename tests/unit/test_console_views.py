@@ -27,7 +27,14 @@ from pgrole_controller.console.drift_entries import (
     read_history,
 )
 from pgrole_controller.console.graph import Memberships
-from pgrole_controller.console.object_fields import LONGEST_YAML, read_number, read_text, read_time, write_yaml
+from pgrole_controller.console.object_fields import (
+    LONGEST_YAML,
+    keep_fields,
+    read_number,
+    read_text,
+    read_time,
+    write_yaml,
+)
 from pgrole_controller.console.object_state import ObjectState, judge
 from pgrole_controller.console.overview import view_overview
 from pgrole_controller.console.pages import Page, render, render_login
@@ -319,6 +326,33 @@ def test_a_role_whose_changed_spec_is_not_yet_processed_is_in_progress() -> None
     found["metadata"]["generation"] = 2
     assert judge(found).state is ObjectState.WORKING
     assert judge({}).state is ObjectState.NEW
+
+
+def test_an_edited_or_deleted_role_needs_attention_only_if_that_is_not_processed_for_five_minutes() -> None:
+    roles = []
+    for name, minutes in (("fresh", 4), ("forgotten", 6)):
+        _, edited = make_role("shop", name)
+        managers = [("Apply", "", 40), ("Update", "", minutes), ("Update", "status", 1)]
+        edited["metadata"]["managedFields"] = [
+            {"operation": operation, "subresource": part, "time": ago(minutes=back)}
+            for operation, part, back in managers
+        ]
+        deleted = {**edited, "metadata": {**edited["metadata"], "deletionTimestamp": ago(minutes=minutes)}}
+        for verb, found in (("edited", edited), ("deleted", deleted)):
+            found["metadata"]["generation"] = 2
+            roles.append((Key("shop", f"{name}-{verb}"), keep_fields(found)))
+    overview = view_overview(make_snapshot(roles), [summarize(*each) for each in roles], NOW)
+    assert [each.key.name for each in overview.attention] == ["forgotten-deleted", "forgotten-edited"]
+    first, second = overview.attention
+    assert first.message == "The object is being deleted."
+    assert second.message.startswith("The spec changed.")
+    assert first.since == second.since == NOW - timedelta(minutes=6)
+
+
+def test_when_an_edited_role_changed_is_unknown_without_managers() -> None:
+    _, found = make_role("shop", "app")
+    found["metadata"]["generation"] = 2
+    assert judge(keep_fields(found)).since is None
 
 
 def test_the_overview_lists_roles_that_need_attention_worst_first() -> None:
