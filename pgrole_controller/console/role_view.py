@@ -89,6 +89,7 @@ class RoleView:
     databases: tuple[DatabaseView, ...]
     graph: RoleNeighbours
     argument: str  # the role's name in a command line
+    server_argument: str
 
 
 def view_role(
@@ -116,6 +117,7 @@ def view_role(
         databases=tuple(_databases(spec, status, summary.left_out)),
         graph=Memberships(summaries, summary.server).around(summary),
         argument=f"{'-- ' * summary.role.startswith('-')}{quote(summary.role)}",
+        server_argument=f"--server {quote(summary.server)}",
     )
 
 

@@ -552,6 +552,25 @@ def test_a_page_names_commands_as_its_viewer_typed_the_console(monkeypatch: pyte
     assert "pgrole-controller access" not in html
 
 
+@pytest.mark.parametrize(
+    ("role", "server", "hidden", "arguments"),
+    [
+        ("app", "main", False, "--server main app"),
+        ("-app", "main", False, "--server main -- -app"),
+        ("my app", "a;b", False, "--server 'a;b' 'my app'"),
+        ("app", "main", True, "app"),
+    ],
+)
+def test_the_commands_of_a_role_page_name_its_server_if_the_viewer_may_read_it(
+    role: str, server: str, hidden: bool, arguments: str
+) -> None:
+    spec = {"name": role, "serverRef": {"name": server}}
+    roles = [make_role("shop", "app", spec=spec, status={"driftHistory": [drift(ago(days=1), "login")]})]
+    html = unescape(show("/roles/shop/app", replace(make_snapshot(roles), servers_hidden=hidden)).html)
+    for command in ("access", "history"):
+        assert f" {command} {arguments}</code>" in html
+
+
 def test_the_login_page_escapes_its_problem() -> None:
     html = render_login('"><b>', SCRIPT)
     check_inert(html)
