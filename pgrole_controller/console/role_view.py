@@ -127,6 +127,7 @@ def _rows(found: Mapping[str, Any], summary: RoleSummary, passwords: bool | None
     ignored = read_texts(spec, "drift", "ignore", most=64)
     differing = _find_differing(found) if summary.state is ObjectState.DRIFT else frozenset[str]()
     known = is_current(found) and differing is not None
+    absent = differing is not None and "role" in differing  # or another role has its name
     for name, declared, is_default, managed in _declared(spec):
         if f"spec.{name}" in summary.left_out:
             declared, is_default, managed = ("left out here: too long",), False, True
@@ -136,7 +137,7 @@ def _rows(found: Mapping[str, Any], summary: RoleSummary, passwords: bool | None
             fit, observed = "drift", "differs, and is left as it is"
         elif name in ignored:
             fit, observed = "ignored", "left to others (drift.ignore)"
-        elif not known or summary.state not in (ObjectState.READY, ObjectState.DRIFT):
+        elif not known or absent or summary.state not in (ObjectState.READY, ObjectState.DRIFT):
             fit, observed = "working", "not confirmed"
         elif name == "password" and not passwords:
             fit, observed = (

@@ -616,6 +616,14 @@ def test_differing_fields_come_from_the_current_message_and_not_from_the_history
     assert seen["createdb"] == "not reported as different"
 
 
+def test_no_field_of_a_role_that_is_missing_or_was_replaced_is_confirmed() -> None:
+    missing = observe(of_read_back(Plan("app", reported=("role",))).message)
+    assert set(missing.values()) == {"not confirmed"}
+    replaced = observe(of_read_back(Plan("app", reported=("role", "login"))).message)
+    assert replaced.pop("login") == "differs, and is left as it is"
+    assert set(replaced.values()) == {"not confirmed"}
+
+
 def test_no_field_is_marked_where_the_message_names_something_else() -> None:
     seen = observe(of_read_back(Plan("app", reported=("login", "a field of a later release"))).message)
     assert set(seen.values()) == {"not confirmed"}
