@@ -42,11 +42,12 @@ _ROLES = {
     ),
     "Conflict": ReasonAdvice(
         "Another PgRole has the role, or the connection Secret belongs to something else.",
-        "Delete one of the two, or change a name.",
+        "Delete one of the two. Or delete this object and create it with another spec.name, or name another connection "
+        "Secret.",
     ),
     "RoleExists": ReasonAdvice(
         "The role existed before this object, and it is not this object's.",
-        "Set spec.adopt to true to take it over, or choose another spec.name.",
+        "Set spec.adopt to true to take it over, or delete this object and create it with another spec.name.",
     ),
     "ServerNotReady": ReasonAdvice(
         "The controller cannot use the server now. It tries again by itself.",
@@ -60,7 +61,9 @@ _ROLES = {
         "The server's policy denies the spec, or what the existing role holds.",
         "Remove what the message names from the spec, or have the server's administrator extend spec.allow.",
     ),
-    "Protected": ReasonAdvice("No PgRole may change that role.", "Choose another spec.name."),
+    "Protected": ReasonAdvice(
+        "No PgRole may change that role.", "Delete this object and create it with another spec.name."
+    ),
     "InvalidSpec": ReasonAdvice(
         "PostgreSQL cannot accept a field, the password, or a template.",
         "Correct the field that the message names.",

@@ -166,7 +166,7 @@ def check_adoption(
         raise Refused(
             Reason.ROLE_EXISTS,
             f'role "{named.role.name}" already exists and this object has no claim to it; adoption {what}. '
-            f"To take the role over, set spec.adopt: true; otherwise choose another spec.name",
+            f"To take the role over, set spec.adopt: true; otherwise choose another spec.name, in a new object",
         )
     if not policy.adopt:
         raise Refused(

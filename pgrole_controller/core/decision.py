@@ -181,7 +181,7 @@ def _check_name(desired: Desired, observed: Observed, server: Server, policy: Po
     try:
         check_protected(policy, desired.role.name, found, server.own_roles)
     except Refused as refusal:
-        raise refusal.extend("Choose another spec.name") from refusal
+        raise refusal.extend("Choose another spec.name, in a new object") from refusal
 
 
 def _plan_new(desired: Desired, observed: Observed, server: Server, policy: Policy, decided: PasswordDecision) -> Plan:
@@ -200,7 +200,8 @@ def _plan_new(desired: Desired, observed: Observed, server: Server, policy: Poli
         if observed.claim is None and named and proves(proof, named, server):
             raise Refused(
                 Reason.CONFLICT,
-                f'role "{desired.role.name}" belongs to PgRole {rival}: use another spec.name, or delete one',
+                f'role "{desired.role.name}" belongs to PgRole {rival}: delete one, or choose another '
+                "spec.name, in a new object",
             )
     desired_role = desired.role
     if named:

@@ -47,12 +47,12 @@ def find_own_claim(desired: Desired, observed: Observed, server: Server) -> Clai
             Reason.CONFLICT,
             f'role "{claim.role_name}" is claimed by PgRole {claim.owner} of an earlier namespace '
             f"{claim.owner.namespace}: if it was yours, ask an administrator to transfer the claim (pgrole-controller "
-            "claims); otherwise choose another spec.name",
+            "claims); otherwise choose another spec.name, in a new object",
         )
     raise Refused(
         Reason.CONFLICT,
         f'role "{claim.role_name}" is claimed by PgRole {claim.owner}: delete one of the two, or choose another '
-        "spec.name",
+        "spec.name, in a new object",
     )
 
 

@@ -305,6 +305,11 @@ def test_every_reason_of_a_role_has_a_meaning_and_a_remedy(reason: Reason) -> No
     assert remedy.action or reason is Reason.RECONCILED
 
 
+@pytest.mark.parametrize("reason", [Reason.CONFLICT, Reason.ROLE_EXISTS, Reason.PROTECTED])
+def test_no_remedy_asks_to_change_an_immutable_name(reason: Reason) -> None:
+    assert "delete this object and create it with another spec.name" in find_role_remedy(reason).action.lower()
+
+
 @pytest.mark.parametrize(
     ("reason", "state"),
     [

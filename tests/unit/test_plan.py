@@ -127,6 +127,7 @@ class TestOwnership:
         error = refusal(desired(), Observed(named=ObservedRole(OID, Role("app", createdb=True))))
         assert error.reason is Reason.ROLE_EXISTS
         assert "login, createdb" in error.message
+        assert error.message.endswith("otherwise choose another spec.name, in a new object")
 
     def test_adoption_takes_over_an_unclaimed_role(self) -> None:
         plan = look(desired(adopt=True), Observed(named=ObservedRole(OID, Role("app"))))
@@ -150,7 +151,7 @@ class TestOwnership:
     def test_another_objects_claim_is_a_conflict_that_names_it_and_says_what_to_do(self) -> None:
         error = refusal(desired(adopt=True), Observed(named=FOUND, claim=claim(owner=OTHER)))
         assert error.reason is Reason.CONFLICT
-        assert "shop/other: delete one of the two, or choose another spec.name" in error.message
+        assert "shop/other: delete one of the two, or choose another spec.name, in a new object" in error.message
 
     def test_the_claim_of_an_object_of_the_same_name_in_an_earlier_namespace_is_told_from_ones_own(self) -> None:
         earlier = replace(ME, object_uid="uid-0", namespace_uid="another")
@@ -158,6 +159,7 @@ class TestOwnership:
         assert error.reason is Reason.CONFLICT
         assert "shop/orders-app of an earlier namespace shop" in error.message
         assert "ask an administrator to transfer the claim (pgrole-controller claims)" in error.message
+        assert error.message.endswith("otherwise choose another spec.name, in a new object")
 
     def test_another_clusters_claim_is_named_with_its_cluster_and_what_to_do(self) -> None:
         error = refusal(desired(), Observed(named=FOUND, claim=claim(owner=replace(OTHER, cluster="cluster-b"))))
@@ -237,7 +239,7 @@ class TestOwnership:
         proof = Proof("app", OID, SERVER.system_identifier, digest(DESIRED))
         error = refusal(desired(adopt=True, proven_rivals=(("shop/owner", proof),)), Observed(named=FOUND))
         assert error.reason is Reason.CONFLICT
-        assert "shop/owner" in error.message
+        assert "shop/owner: delete one, or choose another spec.name, in a new object" in error.message
 
 
 class TestPolicy:
@@ -246,7 +248,7 @@ class TestPolicy:
         policy = Policy(protected=("rds_*",))
         error = refusal(desired(role=Role(name), adopt=True), Observed(), policy=policy)
         assert error.reason is Reason.PROTECTED
-        assert error.message.endswith("PgRoles cannot change, adopt or drop it. Choose another spec.name")
+        assert error.message.endswith("change, adopt or drop it. Choose another spec.name, in a new object")
 
     def test_the_bootstrap_superuser_is_refused_by_its_oid(self) -> None:
         error = refusal(desired(adopt=True), Observed(named=ObservedRole(10, Role("app", superuser=True))))
