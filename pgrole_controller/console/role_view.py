@@ -30,6 +30,16 @@ _MOST_NAMES = 40
 #: Before the fields that differ, in a message of the controller.
 REPORTED = "spec.drift.policy is Report: "
 
+#: States of a database whose privileges are not ready, by reason. Others are tried again.
+_NOT_READY = {
+    "DriftReported": ObjectState.DRIFT,
+    "Suspended": ObjectState.SUSPENDED,
+    "Progressing": ObjectState.WORKING,
+    "NotAllowed": ObjectState.STALLED,
+    "InvalidSpec": ObjectState.STALLED,
+    "Protected": ObjectState.STALLED,
+}
+
 #: Defaults of the attributes that are on or off, by name.
 _FLAGS = {one.name: one.default for one in fields(Role) if isinstance(one.default, bool)}
 
@@ -238,7 +248,7 @@ def _databases(spec: Mapping[str, Any], status: Mapping[str, Any], left_out: Seq
         elif ready:
             verdict = ObjectState.READY
         else:
-            verdict = ObjectState.DRIFT if reason == "DriftReported" else ObjectState.RETRYING
+            verdict = _NOT_READY.get(reason, ObjectState.RETRYING)
         lines = tuple(_lines(declared[name])) if name in declared else ()
         yield DatabaseView(name, name in declared, verdict, reason, read_text(state, "message"), lines)
 

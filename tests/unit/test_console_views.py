@@ -621,6 +621,25 @@ def test_differing_fields_come_from_the_current_message_and_not_from_the_history
     assert seen["createdb"] == "not reported as different"
 
 
+@pytest.mark.parametrize(
+    ("reason", "state"),
+    [
+        ("DriftReported", ObjectState.DRIFT),
+        ("Suspended", ObjectState.SUSPENDED),
+        ("Progressing", ObjectState.WORKING),
+        ("NotAllowed", ObjectState.STALLED),
+        ("InvalidSpec", ObjectState.STALLED),
+        ("Protected", ObjectState.STALLED),
+        ("DatabaseError", ObjectState.RETRYING),
+        ("PrivilegePending", ObjectState.RETRYING),
+    ],
+)
+def test_the_reason_of_a_database_determines_the_state_of_its_privileges(reason: str, state: ObjectState) -> None:
+    states = [{"database": "d", "ready": False, "reason": reason, "message": "why"}]
+    (database,) = view_role(*make_role("shop", "app", status={"privileges": states}), []).databases
+    assert database.state is state
+
+
 def test_no_field_of_a_role_that_is_missing_or_was_replaced_is_confirmed() -> None:
     missing = observe(of_read_back(Plan("app", reported=("role",))).message)
     assert set(missing.values()) == {"not confirmed"}
