@@ -48,6 +48,8 @@ MOST_CHECKS = 4
 REFUSED = "You were signed out: the API server no longer accepts your token. It expired or was revoked."
 OVER = "You were signed out: a session lasts eight hours."
 CROWDED = "You were signed out: you were idle, and the console reached its limit of viewers."
+REPLACED = "You were signed out: you signed in again, and the console reached its limit for one user."
+FORGOTTEN = "You were signed out: the console restarted, or your session ended some time ago."
 
 LONGEST_TOKEN = 16 * 1024  # characters
 _TOKEN = re.compile(r"[A-Za-z0-9\-._~+/]+=*\Z")
@@ -183,8 +185,8 @@ class Sessions:
         return session
 
     def why_ended(self, cookie: str) -> str:
-        """Returns why the session of this cookie ended, for its viewer; empty if that is not known."""
-        return self._ended.get(self.digest(cookie), "")
+        """Returns why the session of this cookie ended, for its viewer; empty without a cookie."""
+        return self._ended.get(self.digest(cookie), FORGOTTEN) if cookie else ""
 
     async def log_in(self, token: str, namespaces: tuple[str, ...], address: str) -> tuple[ViewerSession, str]:
         """Returns the session and what its cookie holds. `address`: whose failures are counted. Raises Rejected."""
@@ -216,6 +218,7 @@ class Sessions:
         mine = [one for one in self._sessions.values() if one.viewer is viewer]
         for oldest in mine[: max(len(mine) - MOST_SESSIONS + 1, 0)]:
             del self._sessions[oldest.digest]
+            self._note_end(oldest.digest, REPLACED)
             viewer.live.close(oldest)
         session = ViewerSession(viewer, anyio.current_time() + LONGEST_SECONDS, digest)
         self._sessions[digest] = session
@@ -300,7 +303,7 @@ class Sessions:
         """
         own = sorted((one for one in self._scopes if name and one.name == name), key=lambda one: one.used_at)
         for oldest in own[: max(len(own) - MOST_OF_ONE_USER + 1, 0)]:
-            self._dismiss(oldest)
+            self._dismiss(oldest, REPLACED)
         if len(self._scopes) < MOST_VIEWERS:
             return
         idle = sorted((one for one in self._scopes if not one.watching), key=lambda one: one.used_at)

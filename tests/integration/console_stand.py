@@ -117,6 +117,10 @@ class Browser:
         async with self.session.request(method, path, allow_redirects=False, **given) as answer:
             return answer.status
 
+    async def text(self, path: str, **given: Any) -> str:
+        async with self.session.get(path, allow_redirects=False, **given) as answer:
+            return await answer.text()
+
     @asynccontextmanager
     async def events(self, since: int | None = None) -> AsyncIterator["EventLines"]:
         path = "/events" if since is None else f"/events?since={since}"

@@ -646,8 +646,27 @@ class TestLimits:
             for number, browser in enumerate(mine):
                 assert await browser.log_in(greedy, f"namespace-{number}") == 303
             assert [await browser.status("/") for browser in mine] == [303, 303, 303, 200, 200]
+            assert sessions.REPLACED in await mine[0].text("/login")
             another = await stack.enter_async_context(console.browser())
             assert await another.log_in(other) == 303
+
+    async def test_a_viewers_oldest_session_ends_for_one_too_many_and_its_login_page_says_so(
+        self, given: dict[str, Any], api_server: ApiServer, namespace: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(sessions, "MOST_SESSIONS", 2)
+        token = await Accounts(api_server).create(namespace)
+        async with run_test_console(**given) as console, AsyncExitStack() as stack:
+            browsers = [await stack.enter_async_context(console.browser()) for _ in range(3)]
+            for browser in browsers:
+                assert await browser.log_in(token) == 303
+            assert [await browser.status("/") for browser in browsers] == [303, 200, 200]
+            assert sessions.REPLACED in await browsers[0].text("/login")
+
+    async def test_the_login_page_tells_a_session_that_is_not_known_from_none(self, given: dict[str, Any]) -> None:
+        async with run_test_console(**given) as console, console.browser() as new, console.browser() as known:
+            assert "<p></p>" in await new.text("/login")
+            headers = {"Cookie": "__Host-pgrole=of-a-console-before-its-restart"}
+            assert sessions.FORGOTTEN in await known.text("/login", headers=headers)
 
     async def test_one_viewer_who_loads_many_pages_delays_no_other(
         self, given: dict[str, Any], api_server: ApiServer, namespace: str, monkeypatch: pytest.MonkeyPatch
