@@ -177,6 +177,14 @@ async def test_a_page_appears_before_every_role_is_read_and_fills_up(tab: Tab) -
     await expect(main).not_to_contain_text("Reading roles")
 
 
+async def test_the_title_of_a_page_follows_what_is_read(tab: Tab) -> None:
+    tab.stand.snapshot = replace(snapshots.empty(), reading=True)
+    await open_live(tab, f"/roles/{_APP}")
+    await expect(tab.page).to_have_title("Reading · pgrole")
+    await tab.stand.publish(snapshots.typical(), f"role/{_APP}")
+    await expect(tab.page).to_have_title("orders-app · pgrole")
+
+
 async def test_typing_searches_ten_thousand_roles(tab: Tab) -> None:
     tab.stand.snapshot = snapshots.many()
     await open_live(tab, "/roles")

@@ -546,6 +546,15 @@ def test_a_page_says_that_the_credentials_are_refused_and_not_that_there_is_noth
     assert "The page fills in" not in html
 
 
+def test_no_page_says_that_there_is_nothing_while_nothing_was_read() -> None:
+    for path in ("/", "/servers", "/roles", "/roles?q=app"):
+        address, _, search = path.partition("?q=")
+        html = show(address, replace(snapshots.empty(), reading=True), **({"q": search} if search else {})).html
+        assert "read so far" in html
+        for false in ("There is no", "No roles.", "that you may see", "No role matches."):
+            assert false not in html
+
+
 def test_a_page_names_commands_as_its_viewer_typed_the_console(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["kubectl-pgrole"])
     template_files.environment.cache_clear()

@@ -128,6 +128,7 @@
         return;
       }
       morph(find("main"), document.adoptNode(fresh));
+      document.title = `${find("main").dataset.title} · pgrole`;
       tellTimes();
       say(find("main").dataset.announcement);
       clearTimeout(retry);
