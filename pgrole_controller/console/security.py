@@ -116,6 +116,12 @@ def client_of(request: web.Request, rules: RequestRules) -> str:
     return _name_network(address)
 
 
+def named_client(request: web.Request, rules: RequestRules) -> str | None:
+    """The address of the client as `client_of` returns it, if a proxy names it; else None."""
+    client = client_of(request, rules)
+    return None if client == _name_network(address_of(request)) else client
+
+
 def _name_network(address: str) -> str:
     try:
         found = ipaddress.ip_address(address)

@@ -29,6 +29,7 @@ from pgrole_controller.console.security import (
     bearer_token,
     client_of,
     is_from_elsewhere,
+    named_client,
 )
 from pgrole_controller.console.sessions import Rejected, Sessions, ViewerSession, to_bytes
 from pgrole_controller.console.snapshot import PageQuestion, Snapshot
@@ -220,12 +221,10 @@ class ConsoleServer:
 
     async def _session(self, request: web.Request) -> ViewerSession | None:
         """The session of the token that a trusted proxy sent, else of the cookie. Raises Rejected."""
-        peer = address_of(request)
-        if self._sessions.accepts_tokens and self._policy.trusts(peer):
+        if self._sessions.accepts_tokens and self._policy.trusts(address_of(request)):
             token = bearer_token(request)
             if token:
-                client = client_of(request, self._policy)
-                return await self._sessions.of_header(token, None if client == peer else client)
+                return await self._sessions.of_header(token, named_client(request, self._policy))
         cookie = request.cookies.get(self._cookie)
         return self._sessions.find(cookie) if cookie else None
 

@@ -23,7 +23,7 @@ from pgrole_controller.console.console_command import BACKLOG, make_announce
 from pgrole_controller.console.console_parser import add_console, read_arguments
 from pgrole_controller.console.live import MOST_FEEDS, Live, TooManyFeeds
 from pgrole_controller.console.scope import MOST_TRIED, read_namespaces
-from pgrole_controller.console.security import RequestRules, client_of
+from pgrole_controller.console.security import RequestRules, client_of, named_client
 from pgrole_controller.console.sessions import (
     FAILURE_SECONDS,
     MOST_FAILURES,
@@ -404,6 +404,13 @@ def a_request(peer: str, *forwarded: str) -> web.Request:
 def test_the_client_address_is_taken_from_trusted_proxies_only(peer: str, forwarded: list[str], client: str) -> None:
     rules = RequestRules(LOOPBACK, None, read_networks(["10.1.0.0/16"]))
     assert client_of(a_request(peer, *forwarded), rules) == client
+
+
+@pytest.mark.parametrize("peer", ["10.1.0.1", "::ffff:10.1.0.1", "fd00::5"])
+def test_a_proxy_that_names_no_client_is_none_itself(peer: str) -> None:
+    rules = RequestRules(LOOPBACK, None, read_networks(["10.1.0.0/16", "fd00::/8"]))
+    assert named_client(a_request(peer), rules) is None
+    assert named_client(a_request(peer, "198.51.100.7"), rules) == "198.51.100.7"
 
 
 async def test_addresses_take_turns_and_attempts_from_one_are_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
