@@ -7,6 +7,7 @@ from urllib.parse import urlencode
 
 from pgrole_controller.console.object_state import ObjectState
 from pgrole_controller.console.role_summary import RoleSummary
+from pgrole_controller.core.errors import make_legible
 
 PAGE_ROWS = 100
 _LONGEST_SEARCH = 128
@@ -103,7 +104,7 @@ def read_query(query: Mapping[str, str]) -> RoleQuery:
 
 
 def view_roles(query: RoleQuery, summaries: Sequence[RoleSummary]) -> RolesPage:
-    words = query.search.casefold().split()
+    words = make_legible(query.search).casefold().split()
     found = [each for each in summaries if _matches(each, query, words)]
     counts = Counter(each.state for each in found)
     if query.state:
@@ -140,5 +141,5 @@ def _matches(role: RoleSummary, query: RoleQuery, words: Sequence[str]) -> bool:
         return False
     if not words:
         return True
-    text = f"{role.key.namespace}/{role.key.name} {role.role} {role.reason}".casefold()
+    text = make_legible(f"{role.key.namespace}/{role.key.name} {role.role} {role.reason}").casefold()  # as it is shown
     return all(word in text for word in words)

@@ -464,6 +464,12 @@ def test_roles_are_searched_filtered_sorted_and_paged() -> None:
     assert "page=" not in found.query.link(state="drift")
 
 
+@pytest.mark.parametrize("search", ["app\u200bAdmin", r"app\u200badmin", r"APP\U200B"])
+def test_a_name_is_found_by_its_characters_and_by_what_the_list_shows(search: str) -> None:
+    roles = [summarize(*make_role("shop", name, spec={"name": name})) for name in ("app\u200badmin", "appadmin")]
+    assert [row.role for row in view_roles(read_query({"q": search}), roles).rows] == ["app\u200badmin"]
+
+
 def test_a_drift_in_a_roles_history_counts_before_the_server_counts_it() -> None:
     hour = NOW.replace(minute=0, second=0, microsecond=0)
     assert at_least([HourCount(hour, 3, 0)], [HourCount(hour, 1, 2)]) == (HourCount(hour, 3, 2),)
