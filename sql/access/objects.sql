@@ -33,7 +33,7 @@ object AS (
     UNION ALL
     SELECT
         'pg_namespace'::regclass, n.oid, n.oid, 'n', n.nspowner, n.nspacl, 'n', n.nspname, n.oid,
-        n.oid >= 16384 OR n.nspname = 'public', false
+        n.oid >= 16384 OR n.oid = 2200, false
     FROM pg_catalog.pg_namespace AS n
     WHERE n.nspname !~ '^pg_(temp|toast)'
     UNION ALL

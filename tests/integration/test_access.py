@@ -457,6 +457,15 @@ async def test_types_of_the_role_are_listed_except_those_of_tables_arrays_and_mu
     assert re.match(r"2 types in app: pair, span +USAGE\* +owner", types[0])
 
 
+async def test_what_everyone_may_in_a_renamed_schema_public_is_listed(monitored: Monitored) -> None:
+    found = await look_at_object(monitored.choice, "app", None)
+    owner = await asyncpg.connect(monitored.server.dsn(database=found.database))
+    await owner.execute("ALTER SCHEMA public RENAME TO shop")
+    await owner.close()
+    report = await look_at_role(monitored.choice, found.found.acl.object.owner_name, found.database)
+    assert re.search(r"^schema shop +USAGE +PUBLIC$", said(report), re.MULTILINE), said(report)
+
+
 async def test_an_inaccessible_database_is_listed_with_the_reason(monitored: Monitored) -> None:
     owner = (await look_at_object(monitored.choice, "app", None)).found.acl.object.owner_name
     text = said(await look_at_role(monitored.choice, owner, monitored.database))

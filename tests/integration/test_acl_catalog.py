@@ -196,6 +196,17 @@ async def test_system_and_temporary_objects_are_omitted(db: AclDatabase) -> None
     assert "fleeting" not in {one.object.name for one in found}
 
 
+async def test_schema_public_is_read_after_it_was_renamed(db: AclDatabase) -> None:
+    reader, since = db.grantees("reader"), await next_xid(db.connection)
+    await db.run("ALTER SCHEMA public RENAME TO shop; GRANT CREATE ON SCHEMA shop TO {reader}")
+    for found in (
+        await read_acls(db.connection, reader, nowhere),
+        await read_named(db.connection, reader, ["shop"]),
+        await read_recent(db.connection, reader, since, nowhere),
+    ):
+        assert held(named(found, "shop", "shop")) == {("", "CREATE")}
+
+
 async def test_extension_members_and_elevated_routines_are_marked(db: AclDatabase) -> None:
     await db.run("""
         ALTER EXTENSION plpgsql ADD TABLE app.t; ALTER FUNCTION app.fn SECURITY DEFINER;

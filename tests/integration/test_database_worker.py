@@ -114,6 +114,23 @@ async def test_the_worker_revokes_a_grant_and_names_its_author(world: DatabaseWo
     assert json.loads(history["details"]) == {"words": ["DELETE on table app.orders was granted"]}
 
 
+async def test_schema_public_is_managed_under_the_name_that_it_was_given(world: DatabaseWorkerWorld) -> None:
+    await world.hand.execute("REVOKE ALL ON SCHEMA public FROM PUBLIC; ALTER SCHEMA public RENAME TO shop")
+
+    async def is_exact() -> bool:
+        query = "SELECT has_schema_privilege($1, 'shop', 'USAGE') AND NOT has_schema_privilege($1, 'shop', 'CREATE')"
+        return bool(await world.hand.fetchval(query, world.role))
+
+    world.declare(replace(READ, schema="shop"))
+    async with world.working():
+        await world.wait_settled()
+        assert await is_exact()
+        await world.hand.execute(
+            f"GRANT CREATE ON SCHEMA shop TO {world.role}; REVOKE USAGE ON SCHEMA shop FROM {world.role}"
+        )
+        assert await reached(is_exact, DEADLINE), world.result
+
+
 def note_decisions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Returns a list to which every later decision adds its role."""
     decided: list[str] = []

@@ -301,10 +301,11 @@ def test_reserved_objects_match_only_exact_names(obj: DatabaseObject) -> None:
     assert literal.privileges == literal.literal == {"SELECT"}
 
 
-def test_usage_of_a_reserved_schema_needs_its_exact_name_and_public_is_not_reserved() -> None:
+def test_usage_of_a_reserved_schema_needs_its_exact_name_and_public_is_not_reserved_whatever_its_name_is() -> None:
     assert found(of_access("*", READ), schema_object("pg_catalog", 11)) == set()
     assert found(of_access("pg_catalog", READ), schema_object("pg_catalog", 11)) == {"USAGE"}
     assert found(of_access("*", READ), schema_object("public", 2200)) == {"USAGE"}
+    assert found(of_access("*", READ), schema_object("shop", 2200)) == {"USAGE"}
 
 
 def test_exact_names_are_recorded_per_privilege_and_column() -> None:

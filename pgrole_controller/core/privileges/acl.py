@@ -70,6 +70,9 @@ COLUMN_PRIVILEGES = frozenset({"SELECT", "INSERT", "UPDATE", "REFERENCES"})
 #: FirstNormalObjectId: PostgreSQL's own objects and roles, and the bootstrap superuser, have lower oids.
 FIRST_NORMAL_OID = 16384
 
+#: The schema that comes with every database as `public`, also after it was renamed.
+PUBLIC_SCHEMA_OID = 2200
+
 #: Schemas that PostgreSQL was initialized with, except public. Of their objects, only those of extensions are managed.
 POSTGRESQL_SCHEMAS = frozenset({"pg_catalog", "information_schema"})
 
@@ -124,13 +127,13 @@ class DatabaseObject:
 
 
 def needs_exact_name(obj: DatabaseObject) -> bool:
-    """Tells whether only an exact name may match: objects of PostgreSQL, of the controller and of extensions. Schema
-    `public` comes with every database, but is for its users.
+    """Tells whether only an exact name may match: objects of PostgreSQL, of the controller and of extensions. The schema
+    that comes with every database is for its users.
     """
     if obj.extension or is_of_system(obj.schema):
         return True
     return obj.id.oid < FIRST_NORMAL_OID and not (
-        obj.kind is ObjectKind.DATABASE or (obj.kind is ObjectKind.SCHEMA and obj.name == "public")
+        obj.kind is ObjectKind.DATABASE or (obj.kind is ObjectKind.SCHEMA and obj.id.oid == PUBLIC_SCHEMA_OID)
     )
 
 

@@ -1,5 +1,6 @@
 -- Every table, view, sequence, routine and schema that is not PostgreSQL's own, and the database; and at most 1,000 objects of
 -- the kinds that no declaration can name, in whose ACLs the grantees are. $1, $4 as in objects.sql.
+-- 2200: the schema that was created as public, whatever its name is now
 -- $5 oid, $6 oid: only those with an oid above the first, up to the second
 SELECT e.*
 FROM (
@@ -21,7 +22,7 @@ FROM (
     UNION ALL
     SELECT 'pg_namespace'::regclass, n.oid, n.oid, 'n', n.nspowner, n.nspacl, 'n', false, true, n.nspname, n.xmin, NULL, NULL
     FROM pg_catalog.pg_namespace AS n
-    WHERE (n.oid >= 16384 OR n.nspname = 'public') AND n.nspname !~ '^pg_(temp|toast)'
+    WHERE (n.oid >= 16384 OR n.oid = 2200) AND n.nspname !~ '^pg_(temp|toast)'
     UNION ALL
     SELECT 'pg_database'::regclass, d.oid, 0, 'd', d.datdba, d.datacl, 'd', false, true, d.datname, d.xmin, NULL, NULL
     FROM pg_catalog.pg_database AS d

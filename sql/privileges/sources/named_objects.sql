@@ -89,7 +89,7 @@ WHERE (
     n.oid = ANY ($5::oid[])
     OR (n.nspname = ANY ($6::name[]) AND ($7::text IS NULL OR age(n.xmin) <= age($7::text::xid8::xid)))
 )
-  AND (n.oid::bigint >= 16384 OR n.nspname = 'public') AND n.nspname !~ '^pg_(temp|toast)'
+  AND (n.oid::bigint >= 16384 OR n.oid::bigint = 2200) AND n.nspname !~ '^pg_(temp|toast)'
 UNION ALL
 SELECT 'pg_database'::regclass, d.oid, 0, 'd', d.datdba, d.datacl, 'd', false, true, d.datname, d.xmin, false, false
 FROM pg_catalog.pg_database AS d

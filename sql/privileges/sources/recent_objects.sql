@@ -72,7 +72,7 @@ SELECT 'pg_namespace'::regclass, n.oid, n.oid, 'n', n.nspowner, n.nspacl, 'n', f
     false
 FROM pg_catalog.pg_namespace AS n
 WHERE age(n.xmin) <= (SELECT o.age FROM oldest AS o)
-  AND (n.oid >= 16384 OR n.nspname = 'public') AND n.nspname !~ '^pg_(temp|toast)'
+  AND (n.oid >= 16384 OR n.oid = 2200) AND n.nspname !~ '^pg_(temp|toast)'
 UNION ALL
 SELECT 'pg_database'::regclass, d.oid, 0, 'd', d.datdba, d.datacl, 'd', false, true, d.datname, d.xmin, false, false
 FROM pg_catalog.pg_database AS d
