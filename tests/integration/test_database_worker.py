@@ -1171,6 +1171,36 @@ async def test_a_waiting_privilege_of_an_ignored_role_is_granted_once(
     assert (world.result.drift_count, world.result.reported) == (0, ())
 
 
+@pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.parametrize("ignored", [False, True])
+async def test_what_policy_denied_is_granted_once_when_its_object_makes_it_possible(
+    world: DatabaseWorkerWorld, *, restarted: bool, ignored: bool
+) -> None:
+    """A role of the namespace becomes the owner of one of two tables that policy denies for their owner."""
+    table = ObjectPrivileges(ObjectKind.TABLE, "app", ("orders", "items"), frozenset({"SELECT"}))
+    declared = replace(world.declare().declared[world.database], objects=(table,))
+    one = replace(world.declare(), declared={world.database: declared}, policy=replace(POLICY, rules=None))
+    one = replace(one, owned=frozenset({world.oid, world.other_oid}), ignored=ignored, report_only=not ignored)
+    world.grantees.publish(SERVER, one)
+    change = f"ALTER TABLE app.orders OWNER TO {world.other}"
+    async with world.working():
+        await world.wait(lambda result: result.error is not None and result.error.reason is Reason.NOT_ALLOWED)
+        if not restarted:
+            await world.hand.execute(change)
+            await world.wait_may("SELECT", "app.orders")
+    if restarted:
+        await world.hand.execute(change)
+        world.grantees = Grantees()
+        world.grantees.publish(SERVER, one)
+        async with world.working():
+            await world.wait_may("SELECT", "app.orders")
+            await world.wait(lambda result: result.error is not None)
+    assert not await world.may("SELECT", "app.items")
+    assert world.result is not None
+    assert (world.result.drift_count, world.result.reported) == (0, ())
+    await world.hand.execute("ALTER TABLE app.orders OWNER TO CURRENT_USER")
+
+
 async def test_a_repair_that_something_keeps_undoing_is_delayed_and_others_are_not(world: DatabaseWorkerWorld) -> None:
     world.declare(READ)
     async with world.working():

@@ -20,6 +20,7 @@ from pgrole_controller.core.privileges.acl import (
     ObservedAcl,
 )
 from pgrole_controller.core.privileges.acl_decision import PrivilegeDecision, decide_privileges
+from pgrole_controller.core.privileges.awaited_privileges import MOST_AWAITED, AppliedDeclaration
 from pgrole_controller.core.privileges.grant_ddl import statements
 from pgrole_controller.core.privileges.grantee import (
     Access,
@@ -51,9 +52,10 @@ def make(
     oid: int = 20000,
     extension: bool = False,
     arguments: str = "",
+    elevated: bool = False,
 ) -> DatabaseObject:
     identity = ObjectId("pg_class", oid)
-    return DatabaseObject(identity, kind, schema, name, owner, NAMES[owner], arguments, extension)
+    return DatabaseObject(identity, kind, schema, name, owner, NAMES[owner], arguments, extension, elevated)
 
 
 TABLE = make()
@@ -500,6 +502,44 @@ class TestPending:
         ]
         assert (then.pending, then.drift, then.applied) == ((), (), one.digest_of("orders"))
         assert decide_privileges(one, observed, then.applied).changes == ()
+
+    @pytest.mark.parametrize("kind", ["ignored", "report", "correct"])
+    @pytest.mark.parametrize(
+        ("before", "after"),
+        [
+            (make(owner=STRANGER), make()),
+            (make(kind=ObjectKind.ROUTINE, elevated=True), make(kind=ObjectKind.ROUTINE)),
+        ],
+        ids=["owner", "security definer"],
+    )
+    def test_what_policy_denied_on_an_object_is_granted_once_when_the_object_makes_it_possible(
+        self, kind: str, before: DatabaseObject, after: DatabaseObject
+    ) -> None:
+        access = SchemaAccess("app", frozenset({Access.READ, Access.EXECUTE}))
+        declared = DatabasePrivileges("orders", schemas=(access,))
+        rule = PrivilegeRule(schemas=("*",), owned_by=("own",))
+        one = replace(grantee(declared, policy=PrivilegePolicy((rule,), ("orders",))), owned=frozenset({ME}))
+        one = replace(one, ignored=kind == "ignored", report_only=kind == "report")
+        other = (replace(before, name="other", id=ObjectId("pg_class", 20001)), ())
+        first = decide(one, observe((before, ()), other), current=False)
+        assert not first.changes
+        left = decide_privileges(one, observe((before, ()), other), first.applied, new_objects=frozenset())
+        assert (left.changes, left.drift, left.reported, left.applied) == ((), (), (), first.applied)
+        then = decide_privileges(one, observe((after, ()), other), left.applied, new_objects=frozenset())
+        assert [change.object for change in then.changes] == [after]
+        assert (then.drift, then.reported, len(then.extended)) == ((), (), 1)
+        again = decide_privileges(one, observe((after, ()), other), then.applied, new_objects=frozenset())
+        assert len(again.drift) == (kind != "ignored")
+        assert not again.extended
+
+    def test_denied_objects_have_marks_of_their_own_only_while_there_is_room(self) -> None:
+        many = [(make(f"f{at}", owner=STRANGER, oid=20001 + at), ()) for at in range(MOST_AWAITED + 1)]
+        applied = decide(grantee(), observe(*many), current=False).applied
+        assert applied == decide(grantee(), observe(*reversed(many)), current=False).applied
+        assert len(AppliedDeclaration.parse(applied).awaited) == MOST_AWAITED
+        allowed = replace(grantee(), owned=frozenset({STRANGER}))
+        then = decide_privileges(allowed, observe(*many), applied, new_objects=frozenset())
+        assert (len(then.extended), then.drift) == (len(many), ())
 
     def test_a_message_names_five_objects_and_counts_the_rest(self) -> None:
         declared = of_objects(*(table("SELECT", name=f"t{at}") for at in range(7)))

@@ -168,7 +168,7 @@ class PrivilegeMemory:
         return read & self._new.keys()
 
     def note_objects(self, observed: ObservedDatabase, *, complete: bool) -> NewObjects:
-        """Returns the objects that did not exist, or had another name or owner, at the last complete read; unknown if
+        """Returns the objects that did not exist, or were not identified as now, at the last complete read; unknown if
         there was none.
 
         `complete`: every object that any role reaches was read.
@@ -281,5 +281,7 @@ class PrivilegeMemory:
 
 
 def _identify(obj: DatabaseObject) -> int:
-    """Whoever owned an object held everything on it, and another owner may be one whose objects policy denied."""
-    return hash((obj.schema, obj.name, obj.arguments, obj.owner))
+    """Whoever owned an object held everything on it. Policy may have denied what it allows with another owner, or on a
+    routine that is no longer SECURITY DEFINER; and patterns match what no longer belongs to an extension.
+    """
+    return hash((obj.schema, obj.name, obj.arguments, obj.owner, obj.elevated, obj.extension))

@@ -121,7 +121,7 @@ def decide_privileges(
         reported=tuple(classifier.reported),
         confirmed=is_whole and not former_held,
         current=current,
-        applied=AppliedDeclaration.of(last.digest if ignored else digest, pending.awaited).text if is_whole else "",
+        applied=AppliedDeclaration.of(last.digest if ignored else digest, pending).text if is_whole else "",
     )
 
 

@@ -4,7 +4,8 @@ It is kept with the digest that was last applied. So it is granted as a part of 
 it is no drift, is granted under policy Report and while privileges are ignored, and also after a restart.
 
 A mark names something that waits. Whether policy denies a privilege does not depend on an object's name, so one mark
-stands for all equal objects, however many there are. Messages name a few of those that wait, and count the rest.
+stands for all equal objects, however many there are. Each has a mark of its own, too, while there is room: the object
+may become one that policy allows. Messages name a few of those that wait, and count the rest.
 """
 
 from bisect import insort
@@ -51,8 +52,10 @@ class AppliedDeclaration:
         return cls(digest, frozenset(awaited.split()))
 
     @classmethod
-    def of(cls, digest: str, marks: Collection[str]) -> "AppliedDeclaration":
-        return cls(digest, frozenset(sorted({digest_mark(mark) for mark in marks})[:MOST_AWAITED]))
+    def of(cls, digest: str, pending: "PendingNames") -> "AppliedDeclaration":
+        kept = sorted({digest_mark(mark) for mark in pending.awaited})[:MOST_AWAITED]
+        objects = nsmallest(MOST_AWAITED - len(kept), pending.denied_objects)
+        return cls(digest, frozenset((*kept, *(digest_mark(mark) for _, mark in objects))))
 
     @property
     def text(self) -> str:
@@ -71,6 +74,11 @@ def mark_denied(obj: DatabaseObject, privilege: str, *, literal: bool) -> str:
     """Of everything on which the answer of `privilege_policy.why_not_granted` depends, except the policy."""
     traits = (obj.owner, obj.elevated, obj.extension, obj.id.oid < FIRST_NORMAL_OID, literal)
     return f"denied {privilege} {obj.kind} {traits} {obj.schema}"
+
+
+def mark_denied_object(obj: DatabaseObject, privilege: str, *, literal: bool) -> str:
+    """Of this object alone, whatever the policy depends on."""
+    return f"denied {privilege} {obj.id.catalog} {obj.id.oid} {literal}"
 
 
 def mark_column(obj: DatabaseObject, column: str) -> str:
@@ -114,7 +122,8 @@ class SimilarRoutines:
 class PendingNames:
     """Collects what could not be done, for messages that name a few items and count the rest.
 
-    `awaited`: marks of it. `only`: only what this awaits counts; None: everything.
+    `awaited`: marks of it, except those of single objects: `denied_objects`, each with the object's oid. `only`: only
+    what this awaits counts; None: everything.
     """
 
     def __init__(self, database: str, only: AppliedDeclaration | None = None) -> None:
@@ -125,6 +134,7 @@ class PendingNames:
         self._denied: dict[str, list[str]] = {}
         self._counts: Counter[str] = Counter()
         self.awaited: set[str] = set()
+        self.denied_objects: set[tuple[int, str]] = set()
 
     def add_mark(self, mark: str, *others: str) -> bool:
         """Notes that something waits, which is reported elsewhere. Returns whether it counts. `others`: marks that it
@@ -148,7 +158,10 @@ class PendingNames:
         self.add_missing(obj.label_column(column), mark_column(obj, column), *marks_of_absent(obj))
 
     def add_denied_on(self, obj: DatabaseObject, privilege: str, denial: Denial, *, literal: bool) -> None:
-        self.add_denied(denial, mark_denied(obj, privilege, literal=literal), *marks_of_absent(obj))
+        own, absent = mark_denied_object(obj, privilege, literal=literal), marks_of_absent(obj)
+        if self._only is None or self._only.awaits(own, *absent):
+            self.denied_objects.add((obj.id.oid, own))
+        self.add_denied(denial, mark_denied(obj, privilege, literal=literal), own, *absent)
 
     def add_denied(self, denial: Denial, mark: str, *others: str) -> None:
         """Notes a denial. Of each remedy's, the first by name are kept, since objects come in no particular order."""

@@ -13,6 +13,7 @@ from pgrole_controller.core.privileges.awaited_privileges import (
     mark_column,
     mark_default,
     mark_denied,
+    mark_denied_object,
     marks_of_absent,
 )
 from pgrole_controller.core.privileges.privilege_result import DriftAuthor, News, PrivilegeDrift, PrivilegeNews
@@ -149,6 +150,7 @@ def _marks_of(difference: PrivilegeDifference, *, literal: bool) -> Iterator[str
         yield from (mark_default(difference.place), mark_default(difference.place, difference.privilege))
         return
     yield mark_denied(obj, difference.privilege, literal=literal)
+    yield mark_denied_object(obj, difference.privilege, literal=literal)
     if difference.column:
         yield mark_column(obj, difference.column)
     yield from marks_of_absent(obj)
