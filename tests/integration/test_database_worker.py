@@ -1171,6 +1171,33 @@ async def test_a_waiting_privilege_of_an_ignored_role_is_granted_once(
     assert (world.result.drift_count, world.result.reported) == (0, ())
 
 
+async def test_a_column_that_a_table_of_a_pattern_gets_later_is_granted_once_under_report(
+    world: DatabaseWorkerWorld,
+) -> None:
+    table = ObjectPrivileges(ObjectKind.TABLE, "a*", ("orders",), frozenset({"SELECT"}), ("id", "name"))
+    one = world.declare(report_only=True)
+    declared = {world.database: replace(one.declared[world.database], objects=(table,))}
+    world.grantees.publish(SERVER, replace(one, declared=declared))
+
+    async def is_granted() -> bool:
+        query = "SELECT has_column_privilege($1, 'app.orders', 'name', 'SELECT')"
+        return bool(await world.hand.fetchval(query, world.role))
+
+    async def is_settled() -> bool:
+        query = "SELECT split_part(digest, ' ', 2) LIKE '@%' FROM pgrole.applied WHERE role_name = $1"
+        return bool(await world.hand.fetchval(query, world.role))
+
+    async with world.working():
+        await world.wait_settled()
+        await world.hand.execute("ALTER TABLE app.orders ADD COLUMN name text")
+        assert await reached(is_granted, DEADLINE), world.result
+        assert await reached(is_settled, DEADLINE)
+        await world.hand.execute(f"REVOKE SELECT (name) ON app.orders FROM {world.role}")
+        result = await world.wait(lambda result: bool(result.reported))
+    assert result.reported == ("SELECT on column app.orders.name was revoked",)
+    assert not await is_granted()
+
+
 @pytest.mark.parametrize("restarted", [False, True])
 @pytest.mark.parametrize("ignored", [False, True])
 async def test_what_policy_denied_is_granted_once_when_its_object_makes_it_possible(

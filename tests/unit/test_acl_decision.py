@@ -430,6 +430,22 @@ class TestPending:
         assert texts(after) == ["GRANT INSERT (id) ON TABLE app.orders TO reader"]
         assert (after.drift, after.reported) == ((), ())
 
+    @pytest.mark.parametrize("report_only", [False, True])
+    def test_a_privilege_missing_on_a_column_that_a_table_of_a_pattern_gets_later_is_not_drift(
+        self, *, report_only: bool
+    ) -> None:
+        declared = of_objects(
+            ObjectPrivileges(ObjectKind.TABLE, "a*", ("orders",), frozenset({"INSERT"}), ("id", "no"))
+        )
+        one = replace(grantee(declared), report_only=report_only)
+        held = (TABLE, (entry("INSERT", "id"),))
+        before = decide(one, observe(held, columns=("id",)))
+        assert (before.changes, before.pending, before.awaited) == ((), (), False)
+        after = decide_privileges(one, observe(held, columns=("id", "no")), before.applied, new_objects=frozenset())
+        assert texts(after) == ["GRANT INSERT (no) ON TABLE app.orders TO reader"]
+        assert (after.drift, after.reported, after.awaited) == ((), (), True)
+        assert after.applied == one.digest_of("orders")
+
     def test_newly_allowed_privileges_are_not_drift_but_other_missing_ones_are(self) -> None:
         declared = of_objects(table("SELECT"), table("INSERT", "id"), table("SELECT", name="other"))
         allowed = replace(grantee(declared), report_only=True)

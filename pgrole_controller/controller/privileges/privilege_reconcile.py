@@ -134,8 +134,11 @@ class PrivilegeReconcile:
                 to_read = where_changed(some)
             observed, stored = await self._read([one.grantee for one in some], to_read)
         if not complete:
+            # What was awaited is no longer: a complete read stores that.
             self.unclear |= {
-                one.grantee.key for one in every if one.role.pending or one.decision.reported or one.decision.pending
+                one.grantee.key
+                for one in every
+                if one.role.pending or one.decision.reported or one.decision.pending or one.decision.awaited
             }
         for one in every:
             if one.is_applied:

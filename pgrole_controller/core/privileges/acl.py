@@ -127,8 +127,8 @@ class DatabaseObject:
 
 
 def needs_exact_name(obj: DatabaseObject) -> bool:
-    """Tells whether only an exact name may match: objects of PostgreSQL, of the controller and of extensions. The schema
-    that comes with every database is for its users.
+    """Tells whether only an exact name may match: objects of PostgreSQL, of the controller and of extensions. Schema
+    `public` comes with every database, but is for its users.
     """
     if obj.extension or is_of_system(obj.schema):
         return True

@@ -220,9 +220,10 @@ class AclComparison:
             return True
         existing = self._observed.columns.get(obj.id)
         if existing is None or column not in existing:
-            # A pattern asks for the column only where it exists.
             if existing is None or wanted.has_literal(privilege, column):
                 self._pending.add_column(obj, column)
+            else:
+                self._pending.add_possible_column(obj, column)
             return False
         return self._is_missing(PrivilegeDifference(privilege, obj, column, held=False), obj, wanted)
 

@@ -41,7 +41,7 @@ class PrivilegeDecision:
 
     - `changes`, `default_changes`: for each object, revokes come first.
     - `drift`: the differences that arose after the declaration was applied.
-    - `extended`: privileges missing on new objects.
+    - `extended`: privileges missing on new objects, and those that waited. `awaited`: some of these waited.
     - `pending`: Refused and at most one Waiting; everything else is applied nevertheless.
     - `reported`: differences that are not corrected.
     - `confirmed`: nothing is left that only a former declaration granted; False after a partial read.
@@ -53,6 +53,7 @@ class PrivilegeDecision:
     default_changes: tuple[DefaultAclChange, ...] = ()
     drift: tuple[PrivilegeDifference, ...] = ()
     extended: tuple[PrivilegeDifference, ...] = ()
+    awaited: bool = False
     pending: tuple[PgRoleError, ...] = ()
     reported: tuple[PrivilegeDifference, ...] = ()
     confirmed: bool = False
@@ -117,6 +118,7 @@ def decide_privileges(
         default_changes=tuple(defaults.changes),
         drift=tuple(classifier.drift),
         extended=tuple(classifier.extended),
+        awaited=classifier.awaited,
         pending=(*([undeclarable] if undeclarable else []), *pending.errors()),
         reported=tuple(classifier.reported),
         confirmed=is_whole and not former_held,

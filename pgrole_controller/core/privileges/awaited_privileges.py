@@ -54,7 +54,7 @@ class AppliedDeclaration:
     @classmethod
     def of(cls, digest: str, pending: "PendingNames") -> "AppliedDeclaration":
         kept = sorted({digest_mark(mark) for mark in pending.awaited})[:MOST_AWAITED]
-        objects = nsmallest(MOST_AWAITED - len(kept), pending.denied_objects)
+        objects = nsmallest(MOST_AWAITED - len(kept), pending.on_objects)
         return cls(digest, frozenset((*kept, *(digest_mark(mark) for _, mark in objects))))
 
     @property
@@ -122,8 +122,8 @@ class SimilarRoutines:
 class PendingNames:
     """Collects what could not be done, for messages that name a few items and count the rest.
 
-    `awaited`: marks of it, except those of single objects: `denied_objects`, each with the object's oid. `only`: only
-    what this awaits counts; None: everything.
+    `awaited`: marks of it. `on_objects`: those that are kept while there is room, each with the oid of its object.
+    `only`: only what this awaits counts; None: everything.
     """
 
     def __init__(self, database: str, only: AppliedDeclaration | None = None) -> None:
@@ -134,7 +134,7 @@ class PendingNames:
         self._denied: dict[str, list[str]] = {}
         self._counts: Counter[str] = Counter()
         self.awaited: set[str] = set()
-        self.denied_objects: set[tuple[int, str]] = set()
+        self.on_objects: set[tuple[int, str]] = set()
 
     def add_mark(self, mark: str, *others: str) -> bool:
         """Notes that something waits, which is reported elsewhere. Returns whether it counts. `others`: marks that it
@@ -154,14 +154,21 @@ class PendingNames:
         self._of_postgresql[what] = None
 
     def add_column(self, obj: DatabaseObject, column: str) -> None:
-        """A column that does not exist."""
+        """A declared column that does not exist."""
         self.add_missing(obj.label_column(column), mark_column(obj, column), *marks_of_absent(obj))
+
+    def add_possible_column(self, obj: DatabaseObject, column: str) -> None:
+        """A column that a pattern asks for where it exists: no message names it."""
+        self._add_on_object(obj, mark_column(obj, column), *marks_of_absent(obj))
 
     def add_denied_on(self, obj: DatabaseObject, privilege: str, denial: Denial, *, literal: bool) -> None:
         own, absent = mark_denied_object(obj, privilege, literal=literal), marks_of_absent(obj)
-        if self._only is None or self._only.awaits(own, *absent):
-            self.denied_objects.add((obj.id.oid, own))
+        self._add_on_object(obj, own, *absent)
         self.add_denied(denial, mark_denied(obj, privilege, literal=literal), own, *absent)
+
+    def _add_on_object(self, obj: DatabaseObject, mark: str, *others: str) -> None:
+        if self._only is None or self._only.awaits(mark, *others):
+            self.on_objects.add((obj.id.oid, mark))
 
     def add_denied(self, denial: Denial, mark: str, *others: str) -> None:
         """Notes a denial. Of each remedy's, the first by name are kept, since objects come in no particular order."""

@@ -93,6 +93,7 @@ class DifferenceClassifier:
         self._ignored = ignored
         self.drift: list[PrivilegeDifference] = []
         self.extended: list[PrivilegeDifference] = []
+        self.awaited = False  # some of these were
         self.reported: list[PrivilegeDifference] = []
 
     def note_held(self, difference: PrivilegeDifference) -> bool:
@@ -120,6 +121,7 @@ class DifferenceClassifier:
             self._add_drift(difference)
             return not self._left
         self.extended.append(difference)
+        self.awaited = self.awaited or is_awaited
         return True
 
     def note_denied(self, difference: PrivilegeDifference) -> bool:
