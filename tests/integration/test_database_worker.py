@@ -692,6 +692,25 @@ async def test_a_changed_declaration_is_not_drift_and_is_confirmed(world: Databa
         assert result.drift_count == 0
 
 
+async def test_what_was_declared_before_is_confirmed_as_revoked_while_something_else_is_pending(
+    world: DatabaseWorkerWorld,
+) -> None:
+    def select(name: str) -> ObjectPrivileges:
+        return ObjectPrivileges(ObjectKind.TABLE, "app", (name,), frozenset({"SELECT"}))
+
+    await world.hand.execute(f"GRANT SELECT ON app.orders TO {world.role}")
+    former = DatabasePrivileges(world.database, objects=(select("missing"), select("orders")), unmanaged=("app",))
+    declared = replace(former, objects=(select("missing"),))
+    one = world.declare()
+    one = replace(one, declared={world.database: declared}, former={world.database: (former,)})
+    world.grantees.publish(SERVER, one)
+    async with world.working():
+        result = await world.wait(lambda result: result.confirmed)
+    assert result.error is not None
+    assert result.error.reason is Reason.PRIVILEGE_PENDING
+    assert not await world.may("SELECT", "app.orders")
+
+
 async def test_a_grant_made_as_the_connection_is_lost_is_corrected_and_attributed(world: DatabaseWorkerWorld) -> None:
     world.declare(READ)
     async with world.working():

@@ -1,7 +1,8 @@
 """core/privileges/kept_privileges: which declared privileges a claim holds, and when it forgets them."""
 
+import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import pytest
@@ -14,7 +15,7 @@ from pgrole_controller.core.decision import decide
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient
 from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.policy import Policy, References
-from pgrole_controller.core.privileges.acl import DECLARABLE, ObjectKind
+from pgrole_controller.core.privileges.acl import DECLARABLE, DatabaseObject, ObjectId, ObjectKind
 from pgrole_controller.core.privileges.grantee import (
     Access,
     DatabasePrivileges,
@@ -27,11 +28,13 @@ from pgrole_controller.core.privileges.kept_privileges import (
     former_of,
     grantee_of,
     keep_privileges,
+    merge_former,
     read_kept,
     unconfirmed,
     unite,
     write_kept,
 )
+from pgrole_controller.core.privileges.object_patterns import CompiledPrivileges
 from pgrole_controller.core.privileges.privilege_result import PrivilegeResult
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.role import ObservedRole, Role, digest
@@ -129,7 +132,58 @@ class TestUnion:
         assert former_of({"orders": READ, "lake": LAKE}, {"orders": (READ,), "lake": (LAKE,)}) == {}
 
 
+def on_tables(*names: str, columns: tuple[str, ...] = ()) -> DatabasePrivileges:
+    some = (ObjectPrivileges(ObjectKind.TABLE, "app", names, frozenset({"SELECT"}), columns),)
+    return DatabasePrivileges("orders", objects=some)
+
+
+class TestMergedFormerOnes:
+    def test_what_they_share_is_kept_once(self) -> None:
+        but = replace(WRITE, schemas=(replace(WRITE.schemas[0], exceptions=("secrets",)),))
+        some = (READ, WRITE, but, on_tables("a", "b"), on_tables("b", "c"), on_tables("a", columns=("id",)))
+        (merged,) = merge_former(some)
+        assert merged.schemas == (SchemaAccess("app", frozenset({Access.READ, Access.WRITE})), *but.schemas)
+        assert merged.objects == (*on_tables("a", "b", "c").objects, *on_tables("a", columns=("id",)).objects)
+        assert merge_former((merged, *some)) == (merged,)
+
+    def test_creators_get_no_default_privileges_in_the_schemas_of_others(self) -> None:
+        other = replace(on_tables("a"), created_by=("own",))
+        assert merge_former((READ, other, replace(READ, created_by=("own",)))) == (
+            READ,
+            replace(other, schemas=READ.schemas),
+        )
+
+    @given(st.lists(declarations, min_size=1, max_size=4), st.sampled_from(sorted(DECLARABLE)), names, names)
+    def test_they_want_what_any_of_them_wants(
+        self, some: list[DatabasePrivileges], kind: ObjectKind, schema: str, name: str
+    ) -> None:
+        schemas = [one.schema for each in some for one in (*each.schemas, *each.objects)]
+        named = [text for each in some for one in each.objects for text in one.names]
+        for place, what in itertools.product({schema, *schemas}, {name, *named}):
+            obj = DatabaseObject(ObjectId("pg_class", 20_000), kind, place, what, 10, "own")
+            assert _wanted(merge_former(some), obj) == _wanted(some, obj)
+
+
+def _wanted(some: Iterable[DatabasePrivileges], obj: DatabaseObject) -> set[tuple[str, str]]:
+    found = set[tuple[str, str]]()
+    for one in some:
+        wanted = CompiledPrivileges(one, 180_000).wanted(obj)
+        found |= {(privilege, "") for privilege in wanted.privileges}
+        found |= {(privilege, column) for privilege, columns in wanted.columns.items() for column in columns}
+    return found
+
+
 class TestTheClaim:
+    def test_however_often_a_spec_changes_the_claim_holds_each_former_name_once(self) -> None:
+        kept: Mapping[str, tuple[DatabasePrivileges, ...]] = {}
+        for number in range(20):
+            plan = decide(desired(on_tables("all", f"t{number}")), see(kept), SERVER, Policy())
+            kept = read_kept(plan.privileges or "")
+        declared, former = kept["orders"]
+        assert declared == on_tables("all", "t19")
+        assert former == on_tables("all", *(f"t{number}" for number in sorted(range(19), key=str)))
+        assert not decide(desired(declared), see(kept), SERVER, Policy()).writes
+
     def test_nothing_is_written_without_privileges(self) -> None:
         assert not decide(desired(), see({}), SERVER, Policy()).writes
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from pgrole_controller.controller.privileges.privilege_progress import PrivilegeProgress, find_error
+from pgrole_controller.controller.privileges.privilege_progress import PrivilegeProgress, build_result, find_error
 from pgrole_controller.controller.privileges.role_memory import RoleMemory
-from pgrole_controller.core.errors import PgRoleError, Reason, Refused, RefusedForNow, Waiting
+from pgrole_controller.core.errors import PgRoleError, Reason, Refused, RefusedForNow, Transient, Waiting
 from pgrole_controller.core.names import join_messages
 from pgrole_controller.core.privileges.granted_privileges import LONGEST_OF_DATABASE
 from tests.unit.test_acl_decision import grantee
@@ -26,6 +26,18 @@ def test_all_that_is_pending_is_one_error_and_a_refusal_gives_its_reason_and_kin
     assert denied.message == f"{where}USAGE on schema bobs is not allowed", "the decision's own error stays as it is"
     assert find(waiting) is waiting
     assert find() is None
+
+
+def test_what_is_pending_does_not_keep_former_declarations_but_a_failure_does() -> None:
+    waiting = Waiting(Reason.PRIVILEGE_PENDING, "waiting for schema later")
+    one = PrivilegeProgress(grantee(), RoleMemory("uid-1", pending=(waiting,), confirmed=True))
+    result = build_result(one, "orders", complete=True)
+    assert (result.error, result.confirmed) == (waiting, True)
+    one.error = Transient(Reason.DATABASE_ERROR, "a lock")
+    assert not build_result(one, "orders", complete=False).confirmed
+    one.error = None
+    assert not build_result(one, "orders", complete=False).confirmed, "no complete read has ended without it"
+    assert build_result(one, "orders", complete=True).confirmed
 
 
 @pytest.mark.parametrize("length", [80, 700, 5000])

@@ -273,7 +273,7 @@ def _combine_pending(pending: Iterable[PgRoleError], where: str) -> PgRoleError 
 
 def build_result(one: PrivilegeProgress, database: str, *, complete: bool) -> PrivilegeResult:
     """Returns what to report about the role, and notes its failure. Unless the read was `complete`, an earlier one is
-    not over.
+    not over. What is pending belongs to the present declaration, and keeps no former one in the claim.
     """
     role = one.role
     if complete or one.error is not None:
@@ -285,7 +285,7 @@ def build_result(one: PrivilegeProgress, database: str, *, complete: bool) -> Pr
         database,
         role.digest,
         error,
-        confirmed=role.confirmed and error is None,
+        confirmed=role.confirmed and role.failure is None and one.error is None and not one.held,
         drift_count=one.applied.drift_count,
         last_drifts=role.last_drifts,
         reported=role.reported,

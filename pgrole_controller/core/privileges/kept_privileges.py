@@ -13,7 +13,15 @@ from typing import TypeAlias
 from pgrole_controller.core.claim import Claim
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient, Waiting
 from pgrole_controller.core.plan import Plan
-from pgrole_controller.core.privileges.grantee import DatabasePrivileges, Grantee, from_json, to_json
+from pgrole_controller.core.privileges.grantee import (
+    Access,
+    DatabasePrivileges,
+    Grantee,
+    ObjectPrivileges,
+    SchemaAccess,
+    from_json,
+    to_json,
+)
 from pgrole_controller.core.privileges.privilege_result import PrivilegeResult
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.state import Desired, Observed, Server
@@ -61,6 +69,35 @@ def former_of(declared: Mapping[str, DatabasePrivileges], kept: KeptPrivileges) 
     """Returns what is kept but not declared."""
     left = {name: tuple(one for one in some if one != declared.get(name)) for name, some in kept.items()}
     return {name: some for name, some in left.items() if some}
+
+
+def merge_former(some: Iterable[DatabasePrivileges]) -> tuple[DatabasePrivileges, ...]:
+    """Returns as few former declarations as grant the same, so that their size is bounded by what they name, however
+    often a spec changes. Those with other creators stay apart: default privileges are of each creator in each schema.
+    """
+    merged: dict[frozenset[str], DatabasePrivileges] = {}
+    for one in some:
+        creators = frozenset(one.created_by)
+        merged[creators] = _merge(merged[creators], one) if creators in merged else one
+    return tuple(merged.values())
+
+
+def _merge(one: DatabasePrivileges, other: DatabasePrivileges) -> DatabasePrivileges:
+    access: dict[tuple[str, frozenset[str]], frozenset[Access]] = {}
+    for each in (*one.schemas, *other.schemas):
+        place = each.schema, frozenset(each.exceptions)
+        access[place] = access.get(place, frozenset()) | each.access
+    names: dict[ObjectPrivileges, frozenset[str]] = {}
+    for item in (*one.objects, *other.objects):
+        kind = replace(item, names=()) if item.names else item
+        names[kind] = names.get(kind, frozenset()) | frozenset(item.names)
+    return replace(
+        one,
+        on_database=one.on_database | other.on_database,
+        schemas=tuple(SchemaAccess(name, given, tuple(sorted(but))) for (name, but), given in access.items()),
+        objects=tuple(replace(kind, names=tuple(sorted(some))) for kind, some in names.items()),
+        unmanaged=(),
+    )
 
 
 def find_former(desired: Desired, kept: KeptPrivileges) -> frozenset[str]:
@@ -151,7 +188,7 @@ def keep_privileges(plan: Plan, desired: Desired, observed: Observed, server: Se
         return plan
     oid = claim.role_oid if claim and ours and claim.role_oid == plan.oid else 0
     open_former = {
-        name: former_of(declared, kept)[name]
+        name: merge_former(former_of(declared, kept)[name])
         for name in unconfirmed(desired, kept, oid, observed.references.databases if oid else kept, observed.unheld)
     }
     wanted = unite(declared, open_former)
