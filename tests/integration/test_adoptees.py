@@ -107,6 +107,18 @@ async def test_what_its_object_could_not_declare_is_found_until_it_is_revoked(wo
         await world.wait(lambda one: one.adoption is not None and one.adoption.beyond_count == 0)
 
 
+async def test_on_what_its_namespace_owns_it_may_hold_what_no_rule_allows(world: DatabaseWorkerWorld) -> None:
+    await world.hand.execute(
+        f"ALTER TABLE app.items OWNER TO {world.other}; GRANT DELETE ON app.items, app.orders TO {world.role}"
+    )
+    adoptee = publish(world, replace(POLICY, rules=(PrivilegeRule(databases=("lake",)),)))
+    world.grantees.publish(SERVER, replace(adoptee, owned=frozenset({world.other_oid})))
+    async with world.working():
+        result = await world.wait(lambda one: one.adoption is not None)
+    assert result.adoption is not None
+    assert result.adoption.beyond == ("DELETE on table app.orders",)
+
+
 async def test_once_its_object_owns_it_privileges_are_enforced_and_never_before(world: DatabaseWorkerWorld) -> None:
     await world.hand.execute(f"GRANT TRUNCATE ON app.items TO {world.role}")
     adoptee = publish(world)

@@ -100,7 +100,13 @@ class TestRevoked:
 class TestBeyond:
     def test_the_namespaces_own_objects_are_within_the_policy(self) -> None:
         held = (entry("DELETE"), entry("TRIGGER"), entry("UPDATE", "id"), entry("INSERT", grantable=True))
-        assert find(TABLE, *held, defaults=(future(entry("DELETE"), kind="f"),)).beyond == ()
+        elsewhere = PrivilegePolicy((PrivilegeRule(databases=("lake",)),), ("orders",))
+        for policy in (None, OPEN, NAMED, PrivilegePolicy((), ("orders",)), elsewhere):
+            one, defaults = adoptee(policy=policy), (future(entry("DELETE"), kind="f"),)
+            assert find(TABLE, *held, one=one, defaults=defaults).beyond == ()
+            assert find(make("state", ObjectKind.TYPE), entry("USAGE"), one=one).beyond == ()
+            ours = find(make(schema="pgrole"), entry("SELECT"), one=one)
+            assert ours.beyond == ("SELECT on table pgrole.orders",)
 
     @pytest.mark.parametrize("declared", [READ, NOTHING, replace(NOTHING, unmanaged=("*",))])
     def test_other_owners_objects_are_beyond_it_declared_or_not(self, declared: DatabasePrivileges) -> None:

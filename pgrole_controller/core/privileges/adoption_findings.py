@@ -1,7 +1,7 @@
 """Finds what the adoption of a role would revoke in one database, and what the role holds there beyond the policy.
 
-Whatever a role of the namespace owns is within the policy, since that owner's login could grant it. Of other objects, a
-privilege is beyond the policy if
+Whatever a role of the namespace owns outside of schema pgrole is within the policy, since that owner's login could
+grant it. Of other objects, a privilege is beyond the policy if
 
 - the policy denies it, even if it were declared by the exact name of the object and column; privileges on types, which
   no PgRole can declare, are judged by the same rules;
@@ -20,6 +20,7 @@ from dataclasses import replace
 from pgrole_controller.core.errors import PgRoleError, make_legible
 from pgrole_controller.core.privileges.acl import (
     FIRST_NORMAL_OID,
+    OWN_SCHEMA,
     UNDECLARABLE,
     AclEntry,
     DatabaseObject,
@@ -149,8 +150,10 @@ class _HeldEntries:
 
     def _is_denied(self, obj: DatabaseObject, entry: AclEntry) -> bool:
         """The answer is the same for all objects of a kind in a schema, except for what is named here."""
+        if obj.owner in self._grantee.owned:
+            return obj.schema == OWN_SCHEMA
         if obj.kind in _CLOSED:
-            return obj.owner not in self._grantee.owned
+            return True
         of_postgresql = obj.id.oid < FIRST_NORMAL_OID
         place = (obj.owner, obj.schema, obj.kind, obj.elevated, obj.extension, of_postgresql, entry.privilege)
         known = self._verdicts.get(place)
