@@ -227,6 +227,7 @@ async def test_undeclarable_kinds_are_read_where_a_grantee_holds_a_privilege(db:
     await db.run("""
         CREATE TYPE app.color AS ENUM (); CREATE DOMAIN app.short AS text; CREATE TYPE app.quiet AS ENUM ();
         GRANT USAGE ON TYPE app.color TO {reader}; GRANT USAGE ON DOMAIN app.short TO {reader};
+        GRANT USAGE ON TYPE text, information_schema.sql_identifier TO {reader};
         GRANT USAGE ON LANGUAGE sql TO {reader}; GRANT USAGE ON FOREIGN DATA WRAPPER lake TO {reader};
         GRANT USAGE ON FOREIGN SERVER lake TO {reader}; SELECT lo_create(123456);
         GRANT SELECT ON LARGE OBJECT 123456 TO {reader}

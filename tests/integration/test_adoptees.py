@@ -107,9 +107,12 @@ async def test_what_its_object_could_not_declare_is_found_until_it_is_revoked(wo
         await world.wait(lambda one: one.adoption is not None and one.adoption.beyond_count == 0)
 
 
-async def test_on_what_its_namespace_owns_it_may_hold_what_no_rule_allows(world: DatabaseWorkerWorld) -> None:
+async def test_on_what_its_namespace_or_postgresql_owns_it_may_hold_what_no_rule_allows(
+    world: DatabaseWorkerWorld,
+) -> None:
     await world.hand.execute(
-        f"ALTER TABLE app.items OWNER TO {world.other}; GRANT DELETE ON app.items, app.orders TO {world.role}"
+        f"ALTER TABLE app.items OWNER TO {world.other}; GRANT DELETE ON app.items, app.orders TO {world.role};"
+        f"GRANT USAGE ON TYPE text TO {world.role}"
     )
     adoptee = publish(world, replace(POLICY, rules=(PrivilegeRule(databases=("lake",)),)))
     world.grantees.publish(SERVER, replace(adoptee, owned=frozenset({world.other_oid})))

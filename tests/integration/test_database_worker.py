@@ -1244,7 +1244,6 @@ async def test_what_policy_denied_is_granted_once_when_its_object_makes_it_possi
     assert not await world.may("SELECT", "app.items")
     assert world.result is not None
     assert (world.result.drift_count, world.result.reported) == (0, ())
-    await world.hand.execute("ALTER TABLE app.orders OWNER TO CURRENT_USER")
 
 
 async def test_a_repair_that_something_keeps_undoing_is_delayed_and_others_are_not(world: DatabaseWorkerWorld) -> None:

@@ -1,5 +1,5 @@
 -- Every table, view, sequence, routine and schema that is not PostgreSQL's own, and the database; and at most 1,000 objects of
--- the kinds that no declaration can name, in whose ACLs the grantees are. $1, $4 as in objects.sql.
+-- the kinds that no declaration can name, in whose ACLs the grantees are, except types of PostgreSQL. $1, $4 as in objects.sql.
 -- 2200: the schema that was created as public, whatever its name is now
 -- $5 oid, $6 oid: only those with an oid above the first, up to the second
 SELECT e.*
@@ -37,6 +37,7 @@ FROM (
               'pg_type'::regclass, 'pg_language'::regclass, 'pg_foreign_data_wrapper'::regclass, 'pg_foreign_server'::regclass,
               'pg_largeobject'::regclass
           )
+          AND (s.classid <> 'pg_type'::regclass OR s.objid >= 16384)
           AND s.refclassid = 'pg_authid'::regclass AND s.refobjid = ANY ($1::oid[]) AND s.deptype = 'a'
         ORDER BY s.classid, s.objid
         LIMIT 1000
