@@ -1151,6 +1151,23 @@ async def test_a_denied_privilege_whose_grant_fails_at_first_is_not_drift(world:
     assert (result.reported, result.drift_count) == ((), 0)
 
 
+async def test_what_policy_denies_by_now_stays_on_a_column_although_a_grant_on_its_table_is_revoked(
+    world: DatabaseWorkerWorld,
+) -> None:
+    table = ObjectPrivileges(ObjectKind.TABLE, "app", ("orders",), frozenset({"SELECT"}), ("id",))
+    plain = world.declare()
+    plain = replace(plain, declared={world.database: replace(plain.declared[world.database], objects=(table,))})
+    world.grantees.publish(SERVER, plain)
+    async with world.working():
+        await world.wait_settled()
+        world.grantees.publish(SERVER, replace(plain, policy=replace(POLICY, rules=())))
+        await world.wait(lambda result: result.error is not None and result.error.reason is Reason.NOT_ALLOWED)
+        await world.hand.execute(f"GRANT SELECT ON app.orders TO {world.role}")
+        await world.wait(lambda result: result.drift_count == 1)
+    assert not await world.may("SELECT", "app.orders")
+    assert await world.hand.fetchval("SELECT has_column_privilege($1, 'app.orders', 'id', 'SELECT')", world.role)
+
+
 @pytest.mark.parametrize("restarted", [False, True])
 async def test_a_waiting_privilege_of_an_ignored_role_is_granted_once(
     world: DatabaseWorkerWorld, restarted: bool

@@ -218,6 +218,32 @@ class TestOneObject:
             assert texts(decision) == ["REVOKE SELECT ON TABLE app.orders FROM reader"]
             assert not decision.confirmed
 
+    def test_what_stays_on_columns_is_granted_again_with_what_a_revoke_on_the_table_takes(self) -> None:
+        column = of_objects(table("SELECT UPDATE", "id"))
+        former, unmanaged = of_objects(table("SELECT")), replace(NOTHING, unmanaged=("app",))
+        table_and_column = (entry("SELECT"), entry("SELECT", "id"))
+        revoke, grant = (
+            "REVOKE SELECT ON TABLE app.orders FROM reader",
+            "GRANT SELECT (id) ON TABLE app.orders TO reader",
+        )
+        for one in (
+            grantee(unmanaged, former),  # others may grant there
+            grantee(column, policy=PrivilegePolicy((), ("orders",))),  # granted before policy denied it
+            grantee(None, former),
+        ):
+            assert texts(decide(one, observe((TABLE, table_and_column), columns=("id",)))) == [revoke, grant]
+        with_option = (entry("SELECT"), entry("SELECT", "id", grantable=True))
+        of_others = (entry("SELECT", grantor=DELEGATE), entry("SELECT", "id", grantor=DELEGATE))
+        for held, revoked in ((with_option, revoke), (of_others, f"as x1: {revoke}")):
+            assert texts(decide(grantee(unmanaged, former), observe((TABLE, held), columns=("id",)))) == [revoked]
+        some = (*table_and_column, entry("SELECT", "no"), entry("UPDATE", "no"))
+        decision = decide(grantee(replace(column, unmanaged=("app",)), former), observe((TABLE, some), columns=("id",)))
+        assert texts(decision) == [
+            revoke,
+            "GRANT SELECT (id), UPDATE (id) ON TABLE app.orders TO reader",
+            "GRANT SELECT (no) ON TABLE app.orders TO reader",
+        ]
+
     def test_only_former_privileges_are_revoked_in_a_database_no_longer_listed(self) -> None:
         held = (entry("SELECT"), entry("DELETE", grantor=DELEGATE), entry("SELECT", "id", grantor=DELEGATE))
         decision = decide(grantee(None, READ), observe((TABLE, held)), current=False)

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 from pgrole_controller.core.privileges.acl import (
     DECLARABLE,
@@ -39,10 +40,13 @@ _NOTHING_DENIED = _Denied()
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """(privilege, column) that are held after the revokes, and that a revoke takes although they are declared."""
+    """(privilege, column) that are held after the revokes, and that a revoke takes although they are to stay. `again`:
+    those of them that can be granted as they were.
+    """
 
     held: frozenset[tuple[str, str]] = frozenset()
     lost: frozenset[tuple[str, str]] = frozenset()
+    again: frozenset[tuple[str, str]] = frozenset()
 
 
 _NOTHING_KEPT = _Kept()
@@ -146,7 +150,10 @@ class AclComparison:
         whole |= {(entry.grantor, entry.privilege) for entry in disarmed if not entry.column}
         self._revoke(obj, _without_implied(disarmed, whole), option_only=True)
         held = frozenset((entry.privilege, entry.column) for entry in staying)
-        return _Kept(held, frozenset((entry.privilege, entry.column) for entry in kept) - held)
+        lost = frozenset((entry.privilege, entry.column) for entry in kept) - held
+        # The controller grants in the owner's name, and no grant option.
+        own = (entry for entry in kept if entry.grantor == obj.owner and (not entry.grantable or self._is_exact(obj)))
+        return _Kept(held, lost, lost & {(entry.privilege, entry.column) for entry in own})
 
     def _is_revoked(self, obj: DatabaseObject, entry: AclEntry) -> bool:
         """Decides about an entry that is not declared, and notes it."""
@@ -187,6 +194,7 @@ class AclComparison:
             self.changes.append(replace(change, revoke=True, grantor=grantor, option_only=option_only))
 
     def _compare_missing(self, obj: DatabaseObject, kept: _Kept, wanted: Wanted, denied: _Denied) -> None:
+        begin = len(self.changes)
         missing = tuple(
             privilege
             for privilege in sorted(wanted.privileges - denied.privileges)
@@ -197,22 +205,30 @@ class AclComparison:
             self.changes.append(self._change(obj, missing))
         if wanted.columns:
             self._compare_columns(obj, kept, wanted, denied)
+        if kept.again:
+            given = {place for change in self.changes[begin:] for place in product(change.privileges, change.columns)}
+            self._grant_columns(obj, kept.again - given)
 
     def _compare_columns(self, obj: DatabaseObject, kept: _Kept, wanted: Wanted, denied: _Denied) -> None:
+        granted = [
+            (privilege, column)
+            for privilege, columns in sorted(wanted.columns.items())
+            if privilege not in wanted.privileges - denied.privileges
+            for column in sorted(columns)
+            if (privilege, column) not in kept.held
+            and (privilege, column) not in denied.columns
+            and self._is_granted(obj, privilege, column, kept, wanted)
+        ]
+        self._grant_columns(obj, granted)
+
+    def _grant_columns(self, obj: DatabaseObject, granted: Iterable[tuple[str, str]]) -> None:
+        columns: dict[str, list[str]] = {}
+        for privilege, column in sorted(granted):
+            columns.setdefault(privilege, []).append(column)
         by_columns: dict[tuple[str, ...], list[str]] = {}
-        for privilege, columns in sorted(wanted.columns.items()):
-            if privilege in wanted.privileges - denied.privileges:
-                continue
-            granted = tuple(
-                column
-                for column in sorted(columns)
-                if (privilege, column) not in kept.held
-                and (privilege, column) not in denied.columns
-                and self._is_granted(obj, privilege, column, kept, wanted)
-            )
-            if granted:
-                by_columns.setdefault(granted, []).append(privilege)
-        self.changes += [self._change(obj, tuple(privileges), granted) for granted, privileges in by_columns.items()]
+        for privilege, some in columns.items():
+            by_columns.setdefault(tuple(some), []).append(privilege)
+        self.changes += [self._change(obj, tuple(privileges), some) for some, privileges in by_columns.items()]
 
     def _is_granted(self, obj: DatabaseObject, privilege: str, column: str, kept: _Kept, wanted: Wanted) -> bool:
         """Decides about a declared column privilege that is not held, and notes it."""
