@@ -157,7 +157,8 @@ class TestMergedFormerOnes:
     def test_they_want_what_any_of_them_wants(
         self, some: list[DatabasePrivileges], kind: ObjectKind, schema: str, name: str
     ) -> None:
-        schemas = [one.schema for each in some for one in (*each.schemas, *each.objects)]
+        schemas = [access.schema for each in some for access in each.schemas]
+        schemas += [one.schema for each in some for one in each.objects]
         named = [text for each in some for one in each.objects for text in one.names]
         for place, what in itertools.product({schema, *schemas}, {name, *named}):
             obj = DatabaseObject(ObjectId("pg_class", 20_000), kind, place, what, 10, "own")

@@ -204,13 +204,13 @@ def test_an_object_with_another_owner_or_name_is_new() -> None:
     assert role.select_new(read(memory, make("renamed", oid=1, owner=STRANGER))) == only(OLD)
 
 
-@pytest.mark.parametrize("trait", ["elevated", "extension"])
-def test_an_object_that_policy_may_have_denied_or_no_pattern_matched_is_new(trait: str) -> None:
+@pytest.mark.parametrize("other", [replace(OLD, elevated=True), replace(OLD, extension=True)])
+def test_an_object_that_policy_may_have_denied_or_no_pattern_matched_is_new(other: DatabaseObject) -> None:
     memory, role = begin()
-    for value in (True, False):
-        assert role.select_new(read(memory, replace(OLD, **{trait: value}))) == only(OLD)
+    for one in (other, OLD):
+        assert role.select_new(read(memory, one)) == only(OLD)
         settle(memory, {READER.key: NOTHING, OTHER.key: NOTHING})
-        assert role.select_new(read(memory, replace(OLD, **{trait: value}))) == NOTHING
+        assert role.select_new(read(memory, one)) == NOTHING
 
 
 def test_a_role_is_contested_only_while_its_repairs_are_held_back() -> None:
