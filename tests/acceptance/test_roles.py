@@ -158,6 +158,28 @@ async def test_a_recreated_object_takes_its_retained_role_back_without_adopt(
     assert claim["released_at"] is None
 
 
+async def test_another_role_under_the_name_of_a_retained_one_is_not_taken(
+    kube: Kube, database: Database, role_name: str
+) -> None:
+    spec = {"name": role_name, "login": True, "deletionPolicy": "Drop"}
+    await kube.apply("gone", name=role_name, login=True)
+    await kube.wait_ready("gone")
+    await kube.delete("gone")
+    await kube.wait_gone("gone")
+    await database.execute(f"DROP ROLE {role_name}")
+    await database.execute(f"CREATE ROLE {role_name}")
+    await kube.apply("gone", **spec)
+    obj = await kube.wait_reason("gone", "RoleExists")
+    assert "adoption would change login" in condition(obj, "Ready")["message"]
+    await kube.delete("gone")
+    await kube.wait_gone("gone")
+    role = await database.role(role_name)
+    assert role is not None
+    assert not role["rolcanlogin"]
+    await kube.apply("gone", **spec, adopt=True)
+    await kube.wait_ready("gone")
+
+
 async def test_drop_drops_the_role_with_its_claim(kube: Kube, database: Database, role_name: str) -> None:
     await kube.apply("dropped", name=role_name, deletionPolicy="Drop")
     obj = await kube.wait_ready("dropped")

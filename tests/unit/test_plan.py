@@ -189,6 +189,22 @@ class TestOwnership:
         assert plan.owner == ME
         assert plan.drift == ()
 
+    @pytest.mark.parametrize("uid", ["uid-0", ME.object_uid])
+    def test_a_role_that_replaced_a_retained_one_is_no_ones_until_it_is_adopted(self, uid: str) -> None:
+        retained = claim(owner=replace(ME, object_uid=uid), released=True)
+        another = Observed(named=ObservedRole(OID + 5, replace(DESIRED, login=False)), claim=retained)
+        assert refusal(desired(), another).reason is Reason.ROLE_EXISTS
+        assert "spec.adopt" in refusal(desired(report_only=True), another).message
+        denied = refusal(desired(adopt=True), another, policy=Policy(adopt=False))
+        assert "allow.adopt" in denied.message
+        assert look(desired(adopt=True), another).action is Action.ADOPTED
+        ended = look(desired(terminating=True, drop=True), another)
+        assert (ended.changes, ended.forget) == ((), False)
+
+    def test_on_another_server_the_name_of_a_retained_role_decides(self) -> None:
+        restored = claim(owner=replace(ME, object_uid="uid-0"), released=True, system_identifier=99)
+        assert look(desired(), Observed(named=ObservedRole(OID + 5, DESIRED), claim=restored)).owner == ME
+
     def test_a_new_namespace_of_the_same_name_inherits_nothing(self) -> None:
         old = replace(ME, object_uid="uid-0", namespace_uid="another")
         error = refusal(desired(), Observed(named=FOUND, claim=claim(owner=old, released=True)))
