@@ -126,8 +126,6 @@ def find_target(claim: Claim, observed: Observed, server: Server, policy: Policy
     A role without a claim in the database must pass the checks of adoption, because status could be forged.
     """
     named, claimed = observed.named, observed.claimed
-    if claimed and claimed.held_by:
-        claimed = None  # while our claim was released, another object took the role under its other name
     same_server = claim.system_identifier == server.system_identifier
     known = observed.claim is not None and same_server and not claim.released
     if named and known and named.oid == claim.role_oid:

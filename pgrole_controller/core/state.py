@@ -140,7 +140,7 @@ class Observed:
     """What exists for one object, read in one query.
 
     - `named`: the role with the desired name.
-    - `claimed`: the role with the claim's oid, if that is another one.
+    - `claimed`: the role with the claim's oid, if that is another one and the claim is not released.
     - `former`: claims of this namespace and name on other roles, as (role name, uid of the object).
     - `unheld`: of the databases that only former specs declare, and of those that adoption would make exact: where
       the role has no privileges at all.

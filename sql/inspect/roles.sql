@@ -91,10 +91,12 @@ LEFT JOIN LATERAL (SELECT octet_length(g.claim ->> 'privileges') AS bytes) AS k 
 LEFT JOIN LATERAL (
     SELECT n.* FROM pg_catalog.pg_roles AS n WHERE n.rolname = a.role_name
     UNION ALL -- not UNION, which would decompress the settings to compare them
-    -- the oids of another server mean nothing here; NULL: claims are not in the database
+    -- a retained role that was renamed is no one's; the oids of another server mean nothing here; NULL: claims are not in the
+    -- database
     SELECT o.*
     FROM pg_catalog.pg_roles AS o
-    WHERE o.oid = c.role_oid AND (c.system_identifier = $5) IS NOT FALSE AND o.rolname IS DISTINCT FROM a.role_name
+    WHERE o.oid = c.role_oid AND c.released_at IS NULL AND (c.system_identifier = $5) IS NOT FALSE
+      AND o.rolname IS DISTINCT FROM a.role_name
 ) AS r ON true
 LEFT JOIN LATERAL (SELECT i.* FROM verifier AS i WHERE i.role = r.oid OFFSET 0) AS v ON true
 LEFT JOIN LATERAL (

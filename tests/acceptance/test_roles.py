@@ -180,6 +180,25 @@ async def test_another_role_under_the_name_of_a_retained_one_is_not_taken(
     await kube.wait_ready("gone")
 
 
+async def test_a_retained_role_that_was_renamed_is_left_alone(kube: Kube, database: Database, role_name: str) -> None:
+    renamed = f"{role_name}_batch"
+    await kube.apply("moved", name=role_name, login=True)
+    await kube.wait_ready("moved")
+    await kube.delete("moved")
+    await kube.wait_gone("moved")
+    await database.execute(f"ALTER ROLE {role_name} RENAME TO {renamed}; ALTER ROLE {renamed} CREATEROLE")
+    before = await database.role(renamed)
+    await kube.apply("moved", name=role_name, login=True, deletionPolicy="Drop")
+    obj = await kube.wait_ready("moved")
+    assert before is not None
+    assert obj["status"]["role"]["oid"] != before["oid"]
+    await kube.delete("moved")
+    await kube.wait_gone("moved")
+    assert await database.role(role_name) is None
+    assert await database.role(renamed) == before
+    await database.execute(f"DROP ROLE {renamed}")
+
+
 async def test_drop_drops_the_role_with_its_claim(kube: Kube, database: Database, role_name: str) -> None:
     await kube.apply("dropped", name=role_name, deletionPolicy="Drop")
     obj = await kube.wait_ready("dropped")

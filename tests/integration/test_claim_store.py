@@ -295,6 +295,18 @@ async def test_a_released_claim_records_the_owner_and_holds_nothing(scene: Claim
     assert await scene.claim() == claim
 
 
+async def test_a_renamed_role_is_found_by_its_oid_until_its_claim_is_released(scene: ClaimScene) -> None:
+    claim = await scene.create()
+    await scene.hand.execute("ALTER ROLE app RENAME TO renamed")
+    claimed = (await scene.read("app")).claimed
+    assert claimed is not None
+    assert (claimed.oid, claimed.role.name) == (claim.role_oid, "renamed")
+    assert await scene.apply(Plan("", releases=(("app", "uid-app"),))) == [""]
+    for name, named in (("app", False), ("renamed", True)):
+        observed = await scene.read(name)
+        assert (observed.named is not None, observed.claimed) == (named, None)
+
+
 async def test_a_forgotten_claim_is_deleted(scene: ClaimScene) -> None:
     claim = await scene.create()
     assert await scene.apply(change(claim, Plan("app", forget=True))) == [""]

@@ -246,11 +246,6 @@ class TestOwnership:
             error = refusal(asked, Observed(named=renamed, claim=held))
             assert "shop/other" in error.message
 
-    def test_a_retained_role_that_another_object_took_under_another_name_stays_with_it(self) -> None:
-        theirs = ObservedRole(OID, replace(DESIRED, name="theirs"), held_by="shop/other")
-        plan = look(desired(), Observed(claimed=theirs, claim=claim(released=True)))
-        assert plan.changes == (Create(DESIRED),)
-
     def test_an_object_whose_status_proves_ownership_precedes_an_older_adopter(self) -> None:
         proof = Proof("app", OID, SERVER.system_identifier, digest(DESIRED))
         error = refusal(desired(adopt=True, proven_rivals=(("shop/owner", proof),)), Observed(named=FOUND))
