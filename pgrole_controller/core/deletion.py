@@ -26,7 +26,7 @@ def decide_deletion(desired: Desired, observed: Observed, server: Server, policy
         claim = find_own_claim(desired, observed, server)
     except Refused:
         claim = None  # another object's claim: touch nothing
-    if not desired.drop or claim is None:
+    if not desired.drop or claim is None or claim.released:  # released: the object has not taken the role back
         return _release(desired, observed, server, claim)
     try:
         _check_deletion(desired, observed, server, policy)
@@ -67,7 +67,7 @@ def find_role_to_drop(desired: Desired, observed: Observed, server: Server, poli
         return None
     try:
         claim = find_own_claim(desired, observed, server)
-        target = find_target(claim, observed, server, policy) if claim else None
+        target = find_target(claim, observed, server, policy) if claim and not claim.released else None
     except Refused:
         return None  # `decide_deletion` reports it
     return target.oid if target else None
@@ -130,13 +130,13 @@ def _check_deletion(desired: Desired, observed: Observed, server: Server, policy
 def _after_revocation(
     desired: Desired, claim: Claim, target: ObservedRole, observed: Observed, server: Server
 ) -> Plan | None:
-    """Clears the privileges in the claim once they are revoked in every database; None if it holds none, or only those
-    of an earlier object that released the role. Takes the claim first where only status proves it, because the
-    databases' workers do not serve a role without one. Raises WaitingForDatabases until then.
+    """Clears the privileges in the claim once they are revoked in every database; None if it holds none. Takes the
+    claim first where only status proves it, because the databases' workers do not serve a role without one. Raises
+    WaitingForDatabases until then.
     """
     kept = held_by(observed.claim, desired, server)
     same_role = claim.system_identifier == server.system_identifier and claim.role_oid == target.oid
-    if not kept or claim.released or not same_role:
+    if not kept or not same_role:
         return None
     if observed.claim is None:
         return _take_claim(desired, claim, target, server)

@@ -103,6 +103,13 @@ class TestDecidingDropWithoutNewOwner:
         assert not plan.writes
 
 
+    def test_a_retained_role_that_was_not_taken_back_is_left_alone(self) -> None:
+        for asked in (desired(), desired(new_owner="heir", terminate_sessions=True), desired(suspended=True)):
+            retained = see(claim=claim(released=True), dependents=OWNS, new_owner=NEW_OWNER, sessions=1)
+            plan = end(asked, retained)
+            assert (plan.writes, plan.reassign, plan.forget) == (False, None, False)
+
+
 class TestDecidingNewOwner:
     asked = desired(new_owner="heir")
     task = ReassignOwned("app", OID, "heir", terminate=False, new_owner_oid=NEW_OWNER.oid)
@@ -311,6 +318,7 @@ class TestRoleToDrop:
             (desired(terminating=False), see()),
             (desired(), see(claim=None)),
             (desired(), see(claim=claim(owner=OTHER))),
+            (desired(), see(claim=claim(released=True))),
             (desired(), see(named=replace(FOUND, oid=OID + 5), claimed=FOUND)),
             (desired(), see(named=None)),
         ],
@@ -385,14 +393,6 @@ class TestPrivileges:
 
     def test_a_dropped_role_has_no_privileges_to_revoke(self) -> None:
         assert self.end(desired(), replace(self.see("orders", named=None), dependents=())).forget
-
-    def test_privileges_of_an_earlier_object_that_released_the_role_count_as_dependents(self) -> None:
-        """No worker revokes them: the object has not taken the role back."""
-        released = replace(self.see("orders"), claim=claim(privileges=self.kept, released=True))
-        with pytest.raises(Waiting) as caught:
-            self.end(desired(), released)
-        assert caught.value.reason is Reason.DROP_BLOCKED
-        assert "set spec.reassignOwnedTo" in caught.value.message
 
     def test_a_claim_that_only_status_proves_is_taken_before_privileges_are_revoked(self) -> None:
         """The workers of the databases know only roles with a claim."""
