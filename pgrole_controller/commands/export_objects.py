@@ -251,8 +251,8 @@ def find_refusal(found: ObservedRole, document: Mapping[str, Any], policy: Polic
     """Returns why the server's policy would refuse the object; empty if it would not."""
     desired = desired_role_of(read_pgrole(dict(document)))
     try:
-        if found.reaches:  # no policy allows its adoption
-            check_holds(policy, found, action="adoption")
+        if found.reaches:  # whatever the object declares
+            check_holds(policy, found, action="adoption", references=references)
         check_desired(policy, desired)
         check_memberships(policy, desired, references)
         check_parameters(policy, desired, references)

@@ -1,11 +1,9 @@
 """Decides who owns a role: by the claim in the database, by status if there is no claim, and never by name alone."""
 
-from dataclasses import replace
-
 from pgrole_controller.core.claim import Claim, Owner, Proof
 from pgrole_controller.core.errors import Reason, Refused
 from pgrole_controller.core.password import PasswordRecord
-from pgrole_controller.core.policy import Policy, References, check_holds, why_not_joined
+from pgrole_controller.core.policy import Policy, check_holds, without_allowed
 from pgrole_controller.core.role import ObservedRole
 from pgrole_controller.core.state import Desired, Observed, Server
 
@@ -139,12 +137,5 @@ def find_target(claim: Claim, observed: Observed, server: Server, policy: Policy
             f'(oid {named.oid}) now has the name "{named.role.name}": rename or drop one of them',
         )
     if named:
-        check_holds(policy, _without_allowed(named, observed.references, policy), action="taking the role back")
+        check_holds(policy, without_allowed(policy, named, observed.references), action="taking the role back")
     return named
-
-
-def _without_allowed(found: ObservedRole, references: References, policy: Policy) -> ObservedRole:
-    """Ignores what the role reaches if the policy admits each of its memberships."""
-    held = [one.role for one in found.role.member_of]
-    allowed = all(name in references.groups and why_not_joined(policy, name, references) is None for name in held)
-    return replace(found, reaches=()) if allowed else found

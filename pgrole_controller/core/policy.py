@@ -121,6 +121,8 @@ def check_holds(policy: Policy, found: ObservedRole, *, action: str, references:
     `references` is given where each membership is checked itself: memberships that the controller would revoke at once
     do not count.
     """
+    if references is not None:
+        found = without_allowed(policy, found, references)
     held = [FIELD_NAMES[name] for name in _beyond(policy, found.role)]
     held += [f'membership that reaches "{name}"' for name in found.reaches]
     if references is not None and not found.reaches:
@@ -136,6 +138,15 @@ def check_holds(policy: Policy, found: ObservedRole, *, action: str, references:
             f'{action} is denied: role "{found.role.name}" has attributes or memberships that the server\'s policy '
             f"does not allow in this namespace ({', '.join(held)}): ask an administrator to revoke them first",
         )
+
+
+def without_allowed(policy: Policy, found: ObservedRole, references: References) -> ObservedRole:
+    """Ignores what the role reaches if the policy admits each of its memberships."""
+    held = [one.role for one in found.role.member_of]
+    if not held or found.cut:
+        return found
+    allowed = all(name in references.groups and why_not_joined(policy, name, references) is None for name in held)
+    return replace(found, reaches=()) if allowed else found
 
 
 def check_memberships(policy: Policy, desired: Role, references: References) -> None:

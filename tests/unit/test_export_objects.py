@@ -197,3 +197,5 @@ def test_a_role_that_reaches_a_superuser_is_reported_as_not_adoptable() -> None:
     references = References(groups={"root": ("root",)}, reached={"root": (Reached("root", ("superuser",)),)})
     refusal = find_refusal(found, make(role).document, Policy(), references)
     assert refusal.startswith("adoption is denied")
+    named = Policy(adopt=True, member_of=("*", "root"))
+    assert find_refusal(found, make(role).document, named, references) == ""

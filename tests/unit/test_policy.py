@@ -213,6 +213,19 @@ class TestAdoptionPolicy:
             is Action.ADOPTED
         )
 
+    def test_a_role_that_reaches_what_the_policy_names_exactly_is_adopted(self) -> None:
+        found = ObservedRole(OID, joins("readers"), reaches=("pg_read_server_files",))
+        observed = Observed(named=found, references=leading("readers", "pg_read_server_files"))
+        asked = desired(role=joins("readers"), adopt=True)
+        naming = replace(POLICY, member_of=("readers", "pg_read_server_files"))
+        assert decide(asked, observed, SERVER, naming).action is Action.ADOPTED
+        rival = Rival("team-a/older", asked.role, naming, adopt=True)
+        assert refusal(replace(asked, older_rivals=(rival,)), observed, naming).reason is Reason.CONFLICT
+        for other in (replace(found, cut=True), replace(found, role=joins("readers", "unread"))):
+            error = refusal(asked, replace(observed, named=other), naming)
+            assert error.message.startswith("adoption is denied")
+        assert "reaches" in refusal(desired(adopt=True), observed, replace(POLICY, member_of=("readers", "*"))).message
+
     def test_a_role_with_admin_that_the_object_could_not_declare_is_not_adopted(self) -> None:
         found = ObservedRole(OID, joins("readers", admin=True))
         error = refusal(desired(adopt=True), Observed(named=found, references=REFERENCES))
