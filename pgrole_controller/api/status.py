@@ -19,7 +19,7 @@ class AppliedRole(Model):
     )
     applied: str = Field(
         default="",
-        description="Digest of the state that was last applied.",
+        description="Digest of the state that was last applied, or a note that LOGIN was taken away to drop the role.",
         json_schema_extra={"maxLength": 128},
     )
 

@@ -266,6 +266,9 @@ class Attempt:
                 observed_at=self._observed_at,
                 rotated=self._rotated,
             )
+            if desired and desired.terminating and claim and claim.is_held_by(desired.owner):
+                # where status is the only record of the claim, it says that the login was taken away
+                refused = replace(refused, claim=claim, next_rotation=due)
             if not self._corrected:
                 return refused
             refused = replace(refused, claim=claim, next_rotation=due, action=Action.CORRECTED, fields=self._corrected)

@@ -7,7 +7,16 @@ from pgrole_controller.core.names import matches
 from pgrole_controller.core.ownership import check_held, find_own_claim, find_target
 from pgrole_controller.core.plan import Action, Plan, ReassignOwned
 from pgrole_controller.core.policy import Policy, check_admitted, check_protected, protection, reaches_beyond
-from pgrole_controller.core.privileges.kept_privileges import find_answer, grantee_of, held_by, unconfirmed
+from pgrole_controller.core.privileges.kept_privileges import (
+    NOTHING,
+    KeptPrivileges,
+    find_answer,
+    grantee_of,
+    held_by,
+    unconfirmed,
+    unite,
+    write_kept,
+)
 from pgrole_controller.core.role import ObservedRole
 from pgrole_controller.core.state import Dependents, Desired, Observed, Server
 
@@ -27,7 +36,7 @@ def decide_deletion(desired: Desired, observed: Observed, server: Server, policy
     except Refused:
         claim = None  # another object's claim: touch nothing
     if not desired.drop or claim is None or claim.released:  # released: the object has not taken the role back
-        return _release(desired, observed, server, claim)
+        return _release(desired, observed, server, policy, claim)
     try:
         _check_deletion(desired, observed, server, policy)
         target = find_target(claim, observed, server, policy)
@@ -80,13 +89,13 @@ def add_way_out(error: PgRoleError) -> PgRoleError:
     return error.extend(_WAY_OUT)
 
 
-def _release(desired: Desired, observed: Observed, server: Server, claim: Claim | None) -> Plan:
+def _release(desired: Desired, observed: Observed, server: Server, policy: Policy, claim: Claim | None) -> Plan:
     """Releases the role unchanged, but gives back a login that was taken away to empty it."""
-    if claim is None or observed.claim is None or claim.released:
+    if claim is None or claim.released:
         return Plan(role_name=desired.role.name, releases=observed.former)
     target = _find_without_login(claim, observed, server)
     had = desired.role.login or desired.report_only or "login" in desired.ignore
-    if target and had and not desired.suspended:
+    if target and had and not desired.suspended and _may_give_back(desired, claim, observed, server, policy):
         return Plan(
             role_name=desired.role.name,
             changes=(SetAttribute(target.role.name, "login", True),),
@@ -94,7 +103,22 @@ def _release(desired: Desired, observed: Observed, server: Server, claim: Claim 
             seen_as=target.role.name,
             claim=observed.claim,
         )
-    return Plan(role_name=desired.role.name, releases=(*observed.former, (claim.role_name, claim.owner.object_uid)))
+    held = () if observed.claim is None else ((claim.role_name, claim.owner.object_uid),)
+    return Plan(role_name=desired.role.name, releases=(*observed.former, *held))
+
+
+def _may_give_back(desired: Desired, claim: Claim, observed: Observed, server: Server, policy: Policy) -> bool:
+    """Tells whether the object may change the role. If only status proves that it is the object's, it must be one that
+    could be taken back.
+    """
+    if observed.claim is not None:
+        return True
+    try:
+        _check_role(desired, observed, server, policy)
+        find_target(claim, observed, server, policy)
+    except Refused:
+        return False
+    return True
 
 
 def _find_without_login(claim: Claim, observed: Observed, server: Server) -> ObservedRole | None:
@@ -121,6 +145,10 @@ def _check_deletion(desired: Desired, observed: Observed, server: Server, policy
             Reason.NOT_ALLOWED,
             "the server's policy does not allow objects to drop roles: ask the server's administrator for allow.drop",
         )
+    _check_role(desired, observed, server, policy)
+
+
+def _check_role(desired: Desired, observed: Observed, server: Server, policy: Policy) -> None:
     check_admitted(policy, desired.role.name)
     found = [one for one in (observed.named, observed.claimed) if one]
     check_protected(policy, desired.role.name, found, server.own_roles)
@@ -134,12 +162,13 @@ def _after_revocation(
     claim first where only status proves it, because the databases' workers do not serve a role without one. Raises
     WaitingForDatabases until then.
     """
-    kept = held_by(observed.claim, desired, server)
+    lost = observed.claim is None
+    kept = unite(desired.privileges or {}, NOTHING) if lost else held_by(observed.claim, desired, server)
     same_role = claim.system_identifier == server.system_identifier and claim.role_oid == target.oid
     if not kept or not same_role:
         return None
-    if observed.claim is None:
-        return _take_claim(desired, claim, target, server)
+    if lost:
+        return _take_claim(desired, claim, target, server, kept)
     left = sorted(unconfirmed(desired, kept, target.oid, observed.references.databases, observed.unheld))
     if not left:
         return _clear_privileges(desired, observed, target) if server.keeps_privileges else None
@@ -155,7 +184,7 @@ def _after_revocation(
     raise WaitingForDatabases(Reason.PROGRESSING, f"the controller revokes {what} before it drops the role")
 
 
-def _take_claim(desired: Desired, claim: Claim, target: ObservedRole, server: Server) -> Plan:
+def _take_claim(desired: Desired, claim: Claim, target: ObservedRole, server: Server, kept: KeptPrivileges) -> Plan:
     return Plan(
         role_name=desired.role.name,
         oid=target.oid,
@@ -163,6 +192,7 @@ def _take_claim(desired: Desired, claim: Claim, target: ObservedRole, server: Se
         claim=claim if server.claims == "Status" else None,
         owner=desired.owner,
         applied=claim.applied,
+        privileges=write_kept(kept) if server.keeps_privileges else None,
     )
 
 

@@ -193,6 +193,42 @@ async def test_a_role_that_was_deleted_while_no_controller_ran_is_dropped_where_
         assert not await place.hand.fetchval("SELECT count(*) FROM pg_roles WHERE rolname = $1", place.reader)
 
 
+async def test_a_role_whose_claim_was_lost_is_dropped_by_an_object_that_was_deleted_meanwhile(
+    place: PrivilegePlace,
+) -> None:
+    async with running(place.controller()):
+        await place.declare(place.reads(), deletionPolicy="Drop")
+    home = await asyncpg.connect(place.postgres.dsn())
+    await home.execute("DROP SCHEMA pgrole CASCADE")
+    await home.close()
+    await place.kube.delete("reader")
+    async with running(place.controller()):
+        await place.kube.wait_gone("reader")
+        assert not await place.hand.fetchval("SELECT count(*) FROM pg_roles WHERE rolname = $1", place.reader)
+
+
+async def test_a_login_that_only_status_records_as_removed_is_given_back_after_a_restart(
+    place: PrivilegePlace,
+) -> None:
+    kube, may = place.kube, f"SELECT rolcanlogin FROM pg_roles WHERE rolname = '{place.reader}'"
+    home = await asyncpg.connect(place.postgres.dsn())
+    async with running(place.controller(PGROLE_INSTALL="false")):
+        await place.declare(login=True, deletionPolicy="Drop")
+        await home.execute(f"ALTER ROLE {place.reader} PASSWORD 'secret'")
+        session = await asyncpg.connect(place.postgres.dsn(place.reader, password="secret", database=place.name))
+        await kube.delete("reader")
+        await kube.wait_for("reader", lambda obj: says(obj, "DropBlocked", "open sessions"), "blocked")
+        assert not await home.fetchval(may)
+    async with running(place.controller(PGROLE_INSTALL="false")):
+        await kube.wait_for("reader", lambda obj: says(obj, "DropBlocked", "open sessions"), "blocked again")
+        await kube.patch("reader", {"spec": {"deletionPolicy": "Retain"}})
+        await kube.wait_gone("reader")
+        assert await home.fetchval(may)
+    await session.close()
+    await home.execute(f"DROP ROLE {place.reader}")
+    await home.close()
+
+
 async def test_reported_drift_of_a_role_whose_claim_was_lost_leaves_its_privileges_managed(
     place: PrivilegePlace,
 ) -> None:

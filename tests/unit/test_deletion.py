@@ -23,7 +23,7 @@ from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transien
 from pgrole_controller.core.plan import NewOwner, Plan, ReassignOwned, ReassignResult
 from pgrole_controller.core.policy import Policy, References
 from pgrole_controller.core.privileges.grantee import DatabasePrivileges, PrivilegePolicy
-from pgrole_controller.core.privileges.kept_privileges import grantee_of
+from pgrole_controller.core.privileges.kept_privileges import grantee_of, write_kept
 from pgrole_controller.core.privileges.privilege_policy import check_database
 from pgrole_controller.core.privileges.privilege_result import PrivilegeResult
 from pgrole_controller.core.request import Key
@@ -101,7 +101,6 @@ class TestDecidingDropWithoutNewOwner:
         plan = end(desired(terminate_sessions=True), see(named=WITHOUT_LOGIN, sessions=2))
         assert plan.reassign == ReassignOwned("app", OID, None, terminate=True)
         assert not plan.writes
-
 
     def test_a_retained_role_that_was_not_taken_back_is_left_alone(self) -> None:
         for asked in (desired(), desired(new_owner="heir", terminate_sessions=True), desired(suspended=True)):
@@ -243,6 +242,26 @@ class TestDecidingRetain:
     )
     def test_no_other_role_is_given_login(self, observed: Observed) -> None:
         assert end(self.asked, observed).changes == ()
+
+    def test_a_removed_login_that_only_status_records_is_restored(self) -> None:
+        asked = replace(self.asked, proof=Proof("app", OID, SERVER.system_identifier, LOGIN_TAKEN))
+        plan = end(asked, see(named=WITHOUT_LOGIN, claim=None))
+        assert (plan.changes, plan.oid, plan.claim) == ((SetAttribute("app", "login", True),), OID, None)
+        assert not end(asked, see(claim=None)).writes
+        for found, policy in (
+            (replace(WITHOUT_LOGIN, oid=OID + 1), Policy()),
+            (ObservedRole(OID, Role("app", superuser=True)), Policy()),
+            (WITHOUT_LOGIN, Policy(protected=("a*",))),
+            (WITHOUT_LOGIN, Policy(role_names=("other",))),
+        ):
+            assert not end(asked, see(named=found, claim=None), policy).writes
+
+    def test_the_status_of_an_object_that_waits_says_that_its_login_was_removed(self) -> None:
+        """Where claims are in status, it is all that a restarted controller knows."""
+        for held, said in ((self.taken, self.taken), (replace(self.taken, owner=OTHER), None), (None, None)):
+            attempt = Attempt(Target(Key("shop", "app"), None, desired()), Contests())
+            attempt.observe(see(claim=held), Waiting(Reason.DROP_BLOCKED, "no"), SERVER)
+            assert attempt.conclude().claim == said
 
     def test_a_suspended_object_is_released_without_changes(self) -> None:
         plan = end(replace(self.asked, suspended=True), see(named=WITHOUT_LOGIN, claim=self.taken))
@@ -405,6 +424,14 @@ class TestPrivileges:
         with pytest.raises(Waiting) as caught:
             self.end(asked, self.see("orders"), server)
         assert caught.value.reason is Reason.PROGRESSING
+
+    def test_with_a_lost_claim_the_one_that_is_taken_holds_what_the_spec_declares(self) -> None:
+        asked = desired(
+            proof=Proof("app", OID, SERVER.system_identifier, "sha256:applied"),
+            privileges={"orders": self.kept["orders"][0]},
+        )
+        plan = self.end(asked, replace(self.see("orders"), claim=None))
+        assert (plan.owner, plan.claim, plan.privileges, plan.changes) == (ME, None, write_kept(self.kept), ())
 
     def test_retain_revokes_nothing(self) -> None:
         plan = self.end(desired(drop=False), self.see("orders"))
