@@ -171,7 +171,10 @@ def _intent(
         return _transfer_intent(options, shown, everything)
     claims = count_things(len(shown), "claim")
     if options.forget:
-        return f"to be forgotten: {claims}. No object takes these roles back; objects can still adopt them."
+        return (
+            f"to be forgotten: {claims}. No object takes these roles back, except one that still exists and whose "
+            f"status says that it has the role; objects can still adopt them."
+        )
     return (
         f"to be released: {claims}. The roles do not change, and objects can adopt them. "
         f"An object that still exists takes its role back at once, unless it is suspended or has no controller."

@@ -19,7 +19,8 @@ _LIST = "Lists claims. DRIFTS and LAST DRIFT are those of the role itself, witho
 _RELEASE = (
     "Marks claims as released. The roles do not change. An object with the same namespace and name can take a role "
     "back, and another object can adopt it. An object that still exists takes its role back at once. With --forget, "
-    "deletes claims that are already released, so that no object takes those roles back."
+    "deletes claims that are already released, so that no object takes those roles back, except one that still exists "
+    "and whose status says that it has the role."
 )
 _TRANSFER = (
     "Transfers claims to a cluster that was rebuilt or has a new --cluster-id. The objects with the same namespace and "
