@@ -200,17 +200,22 @@ def _join(change: Change, name: str, group: str, rights: Rights) -> Iterator[Mis
 def _leave(
     change: Change, name: str, group: str, what: str, grantors: Iterable[str], rights: Rights
 ) -> Iterator[MissingPrivilege]:
-    """The privileges for REVOKE. Since PostgreSQL 16 it needs the privileges of the grantor."""
-    yield from _join(change, name, group, rights)
-    if not rights.scoped:
-        return
-    for grantor in grantors:
-        by, own = spell_identifier(grantor), spell_identifier(rights.own_role)
-        if grantor in rights.superusers:
-            sql = f"REVOKE {what}{spell_identifier(group)} FROM {spell_identifier(name)} GRANTED BY {by}"
-            yield MissingPrivilege(change, sql, allows=False)
-        elif grantor not in rights.acts_for:
-            yield MissingPrivilege(change, f"GRANT {by} TO {own} WITH INHERIT TRUE, SET FALSE")
+    """The privileges for REVOKE. Since PostgreSQL 16 it needs the privileges of the grantor. ADMIN on the group does not
+    help where only a superuser can revoke: what a superuser granted, or a membership in one.
+    """
+    own = spell_identifier(rights.own_role)
+    revoke = f"REVOKE {what}{spell_identifier(group)} FROM {spell_identifier(name)}"
+    givers = grantors if rights.scoped else ()
+    by = {grantor: f" GRANTED BY {spell_identifier(grantor)}" for grantor in givers} or {"": ""}
+    beyond = [grantor for grantor in by if not rights.superusers.isdisjoint((group, grantor))]
+    if len(beyond) < len(by):
+        yield from _join(change, name, group, rights)
+    for grantor, granted in by.items():
+        if grantor in beyond:
+            yield MissingPrivilege(change, revoke + granted, allows=False)
+        elif grantor and grantor not in rights.acts_for:
+            sql = f"GRANT {spell_identifier(grantor)} TO {own} WITH INHERIT TRUE, SET FALSE"
+            yield MissingPrivilege(change, sql)
 
 
 def _parameter(change: SetParameter, role: str, parameter: str, rights: Rights) -> MissingPrivilege:

@@ -231,7 +231,7 @@ async def test_without_a_needed_privilege_the_rest_is_corrected_and_the_name_is_
             if scoped:
                 assert isinstance(failure, Refused)
                 shown = quoted(ILLEGIBLE).replace("\xf4", "\\xf4").replace("\xe9", "\\xe9")
-                assert f"GRANT {shown} TO " in failure.message
+                assert f'REVOKE {shown} FROM "victim" GRANTED BY ' in failure.message
                 assert "run this in a database with their encoding" in failure.message
                 failure.message.encode()
             else:
