@@ -185,7 +185,7 @@ def statements(changes: Iterable[Change], *, options: bool = True) -> Iterator[s
     for attributes, run in groupby(changes, key=lambda change: isinstance(change, SetAttribute)):
         if attributes:
             some = [change for change in run if isinstance(change, SetAttribute)]
-            values = " ".join(_option(change.attribute, change.value) for change in some)
+            values = " ".join(render_option(change.attribute, change.value) for change in some)
             yield make_sendable(f"ALTER ROLE {render_identifier(some[0].role)} WITH {values}")
         else:
             for change in run:
@@ -258,11 +258,14 @@ def _creation_options(role: Role) -> str:
     # Write only what differs from the defaults: a role that has only CREATEROLE may not even write NOSUPERUSER.
     plain = Role(name=role.name)
     names = (*_FLAGS, "connection_limit", "valid_until", "password")
-    options = [_option(name, getattr(role, name)) for name in names if getattr(role, name) != getattr(plain, name)]
+    options = [
+        render_option(name, getattr(role, name)) for name in names if getattr(role, name) != getattr(plain, name)
+    ]
     return " WITH " + " ".join(options) if options else ""
 
 
-def _option(attribute: str, value: bool | int | Password | None) -> str:
+def render_option(attribute: str, value: bool | int | Password | None) -> str:
+    """Renders an attribute as CREATE ROLE and ALTER ROLE have it; a password by its verifier."""
     if isinstance(value, Password):
         return f"PASSWORD {_verifier(value)}"
     if attribute in _FLAGS:

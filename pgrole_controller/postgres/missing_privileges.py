@@ -6,12 +6,12 @@ CREATEROLE can alter only roles that it has ADMIN on, and give only attributes t
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 
 import asyncpg
 
-from pgrole_controller.core.ddl import spell_identifier
+from pgrole_controller.core.ddl import render_option, spell_identifier
 from pgrole_controller.core.diff import (
     Change,
     Create,
@@ -130,15 +130,18 @@ def explain(error: PgRoleError, missing: Sequence[MissingPrivilege]) -> PgRoleEr
 
 def find_missing_privileges(changes: Iterable[Change], rights: Rights) -> tuple[MissingPrivilege, ...]:
     """The privileges that these changes lack, in order; one change can lack several."""
-    return tuple(one for change in changes for one in _missing_privileges(change, rights))
+    plan = tuple(changes)
+    removed = {change.attribute for change in plan if isinstance(change, SetAttribute) and change.value is False}
+    return tuple(one for change in plan for one in _missing_privileges(change, rights, removed))
 
 
-def _missing_privileges(change: Change, rights: Rights) -> Iterator[MissingPrivilege]:
+def _missing_privileges(change: Change, rights: Rights, removed: Set[str]) -> Iterator[MissingPrivilege]:
+    """`removed`: the attributes that the same plan takes away."""
     if "superuser" in rights.attributes:
         return
     match change:
         case Create(role=role):
-            yield from _reach(change, role.name, rights)
+            yield from _reach(change, role.name, rights, removed)
             for attribute in POWERS:
                 if attribute != "createrole" and getattr(role, attribute):
                     yield from _give(change, role.name, attribute, True, rights)
@@ -149,30 +152,51 @@ def _missing_privileges(change: Change, rights: Rights) -> Iterator[MissingPrivi
         case RevokeOption(role=name, group=group, option=option, grantors=grantors):
             yield from _leave(change, name, group, f"{option.upper()} OPTION FOR ", grantors, rights)
         case Rename(old=name):
-            yield from _reach(change, name, rights)
+            yield from _reach(change, name, rights, removed)
         case SetAttribute(role=name, attribute=attribute, value=value) if attribute in POWERS:
-            yield from _reach(change, name, rights)
+            yield from _reach(change, name, rights, removed)
+            if rights.is_superuser and "superuser" not in removed:
+                return
             if attribute != "createrole":
                 yield from _give(change, name, attribute, bool(value), rights)
         case SetParameter(role=name, name=parameter):
-            yield from _reach(change, name, rights)
+            yield from _reach(change, name, rights, removed)
             if parameter not in rights.settable and parameter != ALL:  # RESET ALL skips parameters that it may not set
-                yield _parameter(change, name, parameter, rights)
+                yield _parameter(change, name, rights)
         case _:
-            yield from _reach(change, change.role, rights)
+            yield from _reach(change, change.role, rights, removed)
 
 
-def _reach(change: Change, name: str, rights: Rights) -> Iterator[MissingPrivilege]:
-    """The privileges for any ALTER ROLE of the role."""
+def _reach(change: Change, name: str, rights: Rights, removed: Set[str]) -> Iterator[MissingPrivilege]:
+    """The privileges for any ALTER ROLE of the role. Nothing allows it for a superuser that is to remain one."""
     role, own = spell_identifier(name), spell_identifier(rights.own_role)
+    blocking = "superuser" if rights.is_superuser else ""
+    if rights.is_replication and not rights.scoped and isinstance(change, SetAttribute):
+        blocking = blocking or "replication"
+    if blocking and blocking not in removed and not isinstance(change, Drop):
+        yield MissingPrivilege(change, _spell(change, role), allows=False)
+        return
     if "createrole" not in rights.attributes:
         yield MissingPrivilege(change, f"ALTER ROLE {own} CREATEROLE")
-    if rights.is_superuser:
-        yield MissingPrivilege(change, f"ALTER ROLE {role} NOSUPERUSER", allows=False)
-    elif rights.is_replication and not rights.scoped:
-        yield MissingPrivilege(change, f"ALTER ROLE {role} NOREPLICATION", allows=False)
+    if blocking:
+        yield MissingPrivilege(change, f"ALTER ROLE {role} NO{blocking.upper()}", allows=isinstance(change, Drop))
     if rights.scoped and not rights.administered:
         yield MissingPrivilege(change, f"GRANT {role} TO {own} {_ADMIN}")
+
+
+def _spell(change: Change, role: str) -> str:
+    """The statement of an ALTER ROLE, for people. It contains no password."""
+    match change:
+        case Rename(new=new):
+            return f"ALTER ROLE {role} RENAME TO {spell_identifier(new)}"
+        case SetAttribute(attribute="password"):
+            return f"ALTER ROLE {role} PASSWORD …"
+        case SetAttribute(attribute=attribute, value=value):
+            return f"ALTER ROLE {role} {render_option(attribute, value)}"
+        case SetParameter():
+            return _spell_parameter(change, role)
+        case _:
+            return f"COMMENT ON ROLE {role} IS …"
 
 
 def _give(change: Change, name: str, attribute: str, value: bool, rights: Rights) -> Iterator[MissingPrivilege]:
@@ -200,8 +224,8 @@ def _join(change: Change, name: str, group: str, rights: Rights) -> Iterator[Mis
 def _leave(
     change: Change, name: str, group: str, what: str, grantors: Iterable[str], rights: Rights
 ) -> Iterator[MissingPrivilege]:
-    """The privileges for REVOKE. Since PostgreSQL 16 it needs the privileges of the grantor. ADMIN on the group does not
-    help where only a superuser can revoke: what a superuser granted, or a membership in one.
+    """The privileges for REVOKE. Since PostgreSQL 16 it needs the privileges of the grantor. ADMIN on the group does
+    not help where only a superuser can revoke: what a superuser granted, or a membership in one.
     """
     own = spell_identifier(rights.own_role)
     revoke = f"REVOKE {what}{spell_identifier(group)} FROM {spell_identifier(name)}"
@@ -218,14 +242,21 @@ def _leave(
             yield MissingPrivilege(change, sql)
 
 
-def _parameter(change: SetParameter, role: str, parameter: str, rights: Rights) -> MissingPrivilege:
-    quoted = ".".join(spell_identifier(part) for part in parameter.split("."))
+def _parameter(change: SetParameter, role: str, rights: Rights) -> MissingPrivilege:
     if rights.parameter_grants:
+        quoted = _spell_name(change.name)
         return MissingPrivilege(change, f"GRANT SET ON PARAMETER {quoted} TO {spell_identifier(rights.own_role)}")
+    return MissingPrivilege(change, _spell_parameter(change, spell_identifier(role)), allows=False)
+
+
+def _spell_parameter(change: SetParameter, role: str) -> str:
     where = "" if change.database is None else f" IN DATABASE {spell_identifier(change.database)}"
-    verb = "RESET" if change.value is None else "SET"
-    end = "" if change.value is None else " = …"
-    return MissingPrivilege(change, f"ALTER ROLE {spell_identifier(role)}{where} {verb} {quoted}{end}", allows=False)
+    verb, end = ("RESET", "") if change.value is None else ("SET", " = …")
+    return f"ALTER ROLE {role}{where} {verb} {_spell_name(change.name)}{end}"
+
+
+def _spell_name(parameter: str) -> str:
+    return "ALL" if parameter == ALL else ".".join(spell_identifier(part) for part in parameter.split("."))
 
 
 async def explain_access(connection: Connection, error: PgRoleError) -> PgRoleError:

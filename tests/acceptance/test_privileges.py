@@ -393,6 +393,22 @@ class TestAttributes:
         assert not row[f"rol{attribute}"]
         assert not row["rolcanlogin"]
 
+    @pytest.mark.before(16, "only superusers alter attributes of a role that has it")
+    async def test_before_16_replication_of_a_role_holds_back_its_attributes_only(
+        self, kube: Kube, database: Database, role: str
+    ) -> None:
+        await kube.apply("app", name=role, deletionPolicy="Drop", drift={"ignore": ["replication"]})
+        await kube.wait_ready("app")
+        await database.execute(f"ALTER ROLE {role} REPLICATION CONNECTION LIMIT 5; COMMENT ON ROLE {role} IS 'other'")
+        obj = await blocked(kube, "(connectionLimit)")
+        assert remedies(obj) == [f'ALTER ROLE "{role}" CONNECTION LIMIT -1']
+        await database.wait_role(role, lambda row: row["comment"] is None, "no comment")
+        await follow(database, obj)
+        await kube.wait_ready("app")
+        await kube.delete("app")
+        await kube.wait_gone("app")
+        assert await database.role(role) is None
+
     async def test_a_role_made_superuser_is_repaired_only_after_a_superuser_reverts_that(
         self, kube: Kube, database: Database, role: str
     ) -> None:
