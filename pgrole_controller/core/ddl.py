@@ -44,6 +44,18 @@ BEGIN
 END
 """
 
+_VERIFY_RESET = """
+BEGIN
+    IF EXISTS (
+        SELECT FROM pg_catalog.pg_db_role_setting AS s
+        WHERE s.setrole = (SELECT r.oid FROM pg_catalog.pg_roles AS r WHERE r.rolname = {role})
+          AND s.setdatabase = {database}
+    ) THEN
+        RAISE EXCEPTION 'RESET ALL keeps parameters that only a superuser can reset' USING ERRCODE = '42501';
+    END IF;
+END
+"""
+
 _FLAGS = {
     "login": "LOGIN",
     "superuser": "SUPERUSER",
@@ -122,9 +134,11 @@ def literal(value: str | int | Iterable[str] | None) -> str:
             return "ARRAY[" + ",".join(quote_literal(item) for item in value) + "]::text[]"
 
 
-def seen_name(name: str) -> str:
-    """Renders the name a role was observed with; NULL if that is not UTF-8 and no role has it any more."""
-    return f"({_look_up_role(_hex(name))})" if NOT_UTF8.search(name) else quote_literal(name)
+def seen_name(name: str, *, database: bool = False) -> str:
+    """Renders the name a role or database was observed with; NULL if that is not UTF-8 and none has it any more."""
+    if not NOT_UTF8.search(name):
+        return quote_literal(name)
+    return f"({_look_up_database(_hex(name)) if database else _look_up_role(_hex(name))})"
 
 
 def storable(text: str) -> str:
@@ -201,8 +215,20 @@ def _statements(change: Change, *, options: bool) -> Iterator[str]:
         case RevokeOption(role=member, group=group, option=option, grantors=grantors, cascades_to=cascades_to):
             what = f"{option.upper()} OPTION FOR "
             yield from _revoke(what, group, member, grantors if options else (), cascade=bool(cascades_to))
+        case SetParameter(name=name) if name == ALL:
+            yield _statement(change)
+            yield _verify_reset(change)
         case _:
             yield _statement(change)
+
+
+def _verify_reset(change: SetParameter) -> str:
+    """Fails as PostgreSQL does if a single parameter may not be reset: RESET ALL silently keeps such parameters."""
+    database = "0"
+    if change.database is not None:
+        name = seen_name(change.database, database=True)
+        database = f"(SELECT d.oid FROM pg_catalog.pg_database AS d WHERE d.datname = {name})"  # noqa: S608
+    return f"DO {quote_literal(_VERIFY_RESET.format(role=seen_name(change.role), database=database))}"
 
 
 def _grant(change: GrantMembership, *, options: bool) -> str:

@@ -7,7 +7,7 @@ CREATEROLE can alter only roles that it has ADMIN on, and give only attributes t
 
 import re
 from collections.abc import Iterable, Iterator, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import asyncpg
 
@@ -45,7 +45,8 @@ class Rights:
 
     `attributes`: those of `POWERS` that it has. `administered`: it has ADMIN on the plan's role, or creates it.
     `administers`: the groups that it has ADMIN on. `acts_for`: the grantors whose privileges it has. `superusers`: the
-    superusers among both. `settable`: the parameters that it may set. `scoped`: PostgreSQL 16 and later.
+    superusers among both. `settable`: the parameters that it may set. `keeping`: the databases in which the plan's
+    RESET ALL would keep parameters; empty: of all databases. `scoped`: PostgreSQL 16 and later.
     """
 
     own_role: str
@@ -57,6 +58,7 @@ class Rights:
     acts_for: frozenset[str] = frozenset()
     superusers: frozenset[str] = frozenset()
     settable: frozenset[str] = frozenset()
+    keeping: frozenset[str] = frozenset()
     scoped: bool = True
     parameter_grants: bool = True
 
@@ -86,9 +88,13 @@ async def read_rights(connection: Connection, plan: Plan, *, scoped: bool, param
     names = set(groups) | set(grantors)
     legible = [name for name in names if not NOT_UTF8.search(name)]
     illegible = [name.encode(errors="surrogateescape") for name in names.difference(legible)]
-    parameters = [change.name for change in plan.changes if isinstance(change, SetParameter) and change.name != ALL]
+    set_parameters = [change for change in plan.changes if isinstance(change, SetParameter)]
+    parameters = [change.name for change in set_parameters if change.name != ALL]
+    resets = {change.database or "" for change in set_parameters if change.name == ALL}
     with translate_errors():
-        row = await connection.fetchrow(queries.inspect("rights"), plan.oid or 0, legible, illegible, parameters)
+        row = await connection.fetchrow(
+            queries.inspect("rights"), plan.oid or 0, legible, illegible, parameters, bool(resets)
+        )
         granted = await connection.fetch(queries.inspect("granted_parameters"), parameters) if parameter_grants else []
     if row is None:
         raise Transient(Reason.SERVER_NOT_READY, "the controller's role no longer exists: create it again")
@@ -102,6 +108,7 @@ async def read_rights(connection: Connection, plan: Plan, *, scoped: bool, param
         acts_for=_names(row["acts_for"]),
         superusers=_names(row["superusers"]),
         settable=frozenset((*row["settable"], *(one["name"] for one in granted))),
+        keeping=_names(row["keeping"]) & resets,
         scoped=scoped,
         parameter_grants=parameter_grants,
     )
@@ -161,7 +168,10 @@ def _missing_privileges(change: Change, rights: Rights, removed: Set[str]) -> It
                 yield from _give(change, name, attribute, bool(value), rights)
         case SetParameter(role=name, name=parameter):
             yield from _reach(change, name, rights, removed)
-            if parameter not in rights.settable and parameter != ALL:  # RESET ALL skips parameters that it may not set
+            if (change.database or "") in rights.keeping:  # what else is set there is not known
+                reset = replace(change, name=ALL, value=None)
+                yield MissingPrivilege(change, _spell_parameter(reset, spell_identifier(name)), allows=False)
+            elif parameter not in rights.settable and parameter != ALL:
                 yield _parameter(change, name, rights)
         case _:
             yield from _reach(change, change.role, rights, removed)

@@ -467,6 +467,23 @@ class TestParameterGrants:
         assert row is not None
         assert row["rolconfig"] is None
 
+    async def test_a_parameter_that_reset_all_keeps_is_reported_while_the_rest_is_repaired(
+        self, kube: Kube, database: Database, role: str
+    ) -> None:
+        await declare(kube, role, parameters={"work_mem": "2MB"})
+        custom = f'"{role.capitalize()}.tenant"'
+        await database.execute(
+            f"ALTER ROLE {role} SET {custom} = '7'; ALTER ROLE {role} IN DATABASE postgres SET {custom} = '8';"
+            f"ALTER ROLE {role} CREATEDB"
+        )
+        obj = await blocked(kube, "parameters, databaseParameters")
+        assert remedies(obj) == [f'ALTER ROLE "{role}"{where} RESET ALL' for where in ("", ' IN DATABASE "postgres"')]
+        await database.wait_role(role, lambda row: not row["rolcreatedb"], "NOCREATEDB")
+        await follow(database, obj)
+        obj = await kube.wait_ready("app")
+        assert obj["status"]["driftCount"] <= 2, "the second repairs the parameters"
+        await database.wait_value(f"SELECT rolconfig::text FROM pg_roles WHERE rolname = '{role}'", "{work_mem=2MB}")
+
 
 async def test_a_forbidden_change_is_retried_rarely_and_delays_no_other_object(
     kube: Kube, home: PostgresServer, database: Database, role: str

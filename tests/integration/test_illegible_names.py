@@ -12,6 +12,7 @@ from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.decision import decide
 from pgrole_controller.core.diff import Drop, RevokeMembership, SetAttribute, SetComment, SetParameter
 from pgrole_controller.core.errors import PgRoleError, Refused
+from pgrole_controller.core.parameters import ALL
 from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.policy import Policy
 from pgrole_controller.core.request import Key
@@ -195,6 +196,7 @@ async def test_a_role_is_altered_and_dropped_under_an_illegible_name(
         SetAttribute(name, "createdb", True),
         SetComment(name, None),
         SetParameter(name, None, "work_mem", None),
+        SetParameter(name, None, ALL, None),
         RevokeMembership(name, "declared", ("postgres",)),
     )
     plan = Plan(DESIRED.name, changes, oid, name, observed.claim)

@@ -14,6 +14,7 @@ from pgrole_controller.core.diff import (
     SetComment,
     SetParameter,
 )
+from pgrole_controller.core.parameters import ALL
 from pgrole_controller.core.role import Membership
 from pgrole_controller.postgres.missing_privileges import Rights, find_missing_privileges
 
@@ -125,3 +126,15 @@ def test_a_superuser_that_is_to_be_dropped_is_no_longer_one_first() -> None:
 )
 def test_before_16_replication_holds_back_attributes_only(change: Change) -> None:
     assert find_missing_privileges([change], replace(REPLICATION, settable=frozenset({"work_mem"}))) == ()
+
+
+def test_where_reset_all_keeps_parameters_only_a_superuser_sets_any() -> None:
+    rights = replace(RIGHTS, keeping=frozenset({"shop"}), settable=frozenset({"work_mem"}))
+    changes = (
+        SetParameter("app", "shop", ALL, None),
+        SetParameter("app", "shop", "work_mem", "1MB"),
+        SetParameter("app", None, ALL, None),
+    )
+    found = find_missing_privileges(changes, rights)
+    assert [one.change for one in found] == list(changes[:2])
+    assert {(one.sql, one.allows) for one in found} == {('ALTER ROLE "app" IN DATABASE "shop" RESET ALL', False)}
