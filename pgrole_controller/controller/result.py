@@ -13,7 +13,7 @@ from pgrole_controller.controller.worker_memory import ReadBackCache
 from pgrole_controller.core.approval import Approval, RoleOffer
 from pgrole_controller.core.claim import Claim
 from pgrole_controller.core.contest import Contests, Moment, Suspect
-from pgrole_controller.core.deletion import add_way_out
+from pgrole_controller.core.deletion import block_drop
 from pgrole_controller.core.diff import describe_cascades, field_names
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.next_attempt import Ending
@@ -154,7 +154,7 @@ class Attempt:
         if isinstance(failure, PartlyApplied):
             self._note_applied(failure.applied)
         if desired and desired.terminating and desired.drop:
-            self.decision = add_way_out(failure)
+            self.decision = block_drop(failure)
             return
         self.decision = failure
         if self.refusal is None and is_rejection(failure):

@@ -89,6 +89,12 @@ def add_way_out(error: PgRoleError) -> PgRoleError:
     return error.extend(_WAY_OUT)
 
 
+def block_drop(failure: PgRoleError) -> PgRoleError:
+    """Returns the error for a role that PostgreSQL did not let the controller empty or drop, with the remedy."""
+    lacking = isinstance(failure, Refused) and failure.reason is Reason.DATABASE_ERROR
+    return add_way_out(Waiting(Reason.DROP_BLOCKED, failure.message) if lacking else failure)
+
+
 def _release(desired: Desired, observed: Observed, server: Server, policy: Policy, claim: Claim | None) -> Plan:
     """Releases the role unchanged, but gives back a login that was taken away to empty it."""
     if claim is None or claim.released:

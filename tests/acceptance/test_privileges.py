@@ -269,6 +269,23 @@ class TestRolesMadeByOthers:
         await kube.wait_gone("app")
         assert await database.role(role) is None
 
+    @pytest.mark.since(16, "CREATEROLE reaches only roles with ADMIN")
+    async def test_a_role_whose_login_cannot_be_taken_to_empty_it_blocks_the_drop(
+        self, kube: Kube, database: Database, role: str
+    ) -> None:
+        await kube.apply("heir", name=f"{role}_heir")
+        await kube.wait_ready("heir")
+        await declare(kube, role, login=True, deletionPolicy="Drop", reassignOwnedTo=f"{role}_heir")
+        await database.execute(f"CREATE SCHEMA {role} AUTHORIZATION {role}; REVOKE {role} FROM {CONTROLLER_ROLE}")
+        await kube.delete("app")
+        obj = await kube.wait_reason("app", "DropBlocked")
+        assert "(login)" in condition(obj, "Ready")["message"]
+        assert "Retain" in condition(obj, "Ready")["message"]
+        await database.execute(f"DROP SCHEMA {role}")
+        await follow(database, obj)
+        await kube.wait_gone("app")
+        assert await database.role(role) is None
+
     @pytest.mark.since(16, "joining needs ADMIN")
     @pytest.mark.parametrize("own", [True, False], ids=["a role", "one of PostgreSQL's own"])
     async def test_joining_a_role_of_others_needs_admin_on_it(

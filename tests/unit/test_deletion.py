@@ -14,6 +14,7 @@ from pgrole_controller.core.contest import Contests
 from pgrole_controller.core.deletion import (
     LOGIN_TAKEN,
     add_way_out,
+    block_drop,
     decide_deletion,
     find_role_to_drop,
     may_revoke,
@@ -314,6 +315,13 @@ class TestDecidingRetain:
         assert (type(added), added.reason) == (type(error), error.reason)
         assert added.message.startswith(f"{error.message}. To keep the role")
         assert add_way_out(added) is added
+
+    def test_a_privilege_that_is_missing_to_empty_the_role_blocks_the_drop(self) -> None:
+        found = block_drop(Refused(Reason.DATABASE_ERROR, "no"))
+        assert isinstance(found, Waiting)
+        assert (found.reason, "Retain" in found.message) == (Reason.DROP_BLOCKED, True)
+        other = block_drop(Transient(Reason.DATABASE_ERROR, "no"))
+        assert (type(other), other.reason) == (Transient, Reason.DATABASE_ERROR)
 
     def test_the_way_out_leaves_what_was_applied_beside_a_missing_privilege(self) -> None:
         applied = Plan(role_name="app")
