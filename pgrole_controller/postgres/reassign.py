@@ -16,8 +16,10 @@ from functools import partial
 
 import anyio
 
+from pgrole_controller.core.ddl import spell_identifier
 from pgrole_controller.core.errors import Reason, Transient
 from pgrole_controller.core.plan import Blocker, ReassignOwned, blocked, check_new_owner
+from pgrole_controller.core.state import Dependents
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.capabilities import Identity
 from pgrole_controller.postgres.catalog import count_sessions, read_dependents
@@ -48,6 +50,7 @@ REASSIGN_SECONDS = 20.0
 #: How long to wait for terminated sessions to end, in seconds.
 SESSIONS_SECONDS = 5.0
 _SESSIONS_EVERY = 0.05
+_TO_TERMINATE = "GRANT it, or pg_signal_backend, to the controller's role"
 _TIMEOUTS = {"statement_timeout": "10s", "lock_timeout": "2s", "client_min_messages": "error"}
 #: Tables, views and sequences reassigned in one transaction: each takes several locks.
 PIECE = 300
@@ -128,7 +131,7 @@ async def _end_sessions(home: Connection, task: ReassignOwned, check_lead: Check
     ends = anyio.current_time() + SESSIONS_SECONDS
     while count and task.terminate and anyio.current_time() < ends:
         await check_lead()
-        async with refusing(task):
+        async with refusing(task, lacking=_TO_TERMINATE):
             await home.execute(reassign_sql("terminate"), task.oid)
         await anyio.sleep(_SESSIONS_EVERY)
         count = await _count_sessions(home, task)
@@ -175,14 +178,21 @@ async def _run_in_each(home: Connection, emptying: RoleEmptying, work: Callable[
         raise blocked(emptying.task.role, emptying.blockers)
 
 
+def _describe_left(role: str, left: Dependents) -> str:
+    where = "there" if left.database else "in any database"
+    return (
+        f"{left.count - left.members} privileges that it has from owners of other objects, or that "
+        "appeared in the meantime: GRANT these owners to the controller's role, or, as a superuser, run "
+        f"DROP OWNED BY {spell_identifier(role)} {where}"
+    )
+
+
 async def _check_left(home: Connection, task: ReassignOwned) -> None:
-    """Raises Waiting for new dependencies on the role, committed or in open transactions."""
+    """Raises Waiting for what still depends on the role, or is about to: DROP OWNED leaves without an error what the
+    controller may not remove, and sessions may have added something.
+    """
     dependents = (await read_dependents(home, [task.oid])).get(task.oid, ())
-    blockers = [
-        Blocker(one.database, f"dependencies on the role that appeared in the meantime: {one.count - one.members}")
-        for one in dependents
-        if one.count > one.members
-    ]
+    blockers = [Blocker(one.database, _describe_left(task.role, one)) for one in dependents if one.count > one.members]
     for row in await ask(home, "makers", task.oid):
         pid = row.get("pid", int)
         who = f"the open transaction of process {pid}" if pid else "a prepared transaction"

@@ -50,9 +50,10 @@ CheckLead: TypeAlias = Callable[[], Awaitable[None]]
 
 #: Prefixes of SQLSTATEs that concern the server or the connection, not one database.
 _OF_THE_SERVER = ("08", "53300", "57P", "PGR01", NOT_LEADING, CHANGES_SUSPENDED)
+_LACKING = "42501"
 _REMEDIES = {
     DEPENDENT: "objects of other roles depend on it",
-    "42501": "the controller needs the privileges of both roles, and CONNECT on the database",
+    _LACKING: "the controller needs the privileges of both roles, and CONNECT on the database",
     NOT_THE_GRANTOR: "GRANT it to the controller's role, or revoke them as a superuser, with SET ROLE to it",
     GRANTOR_IS_SUPERUSER: "PostgreSQL lets no one revoke these: make it NOSUPERUSER until the role is dropped",
     "53200": "too many objects for one transaction: raise max_locks_per_transaction",
@@ -232,19 +233,21 @@ async def ask(connection: Connection, name: str, *arguments: object) -> list[Row
 
 
 @asynccontextmanager
-async def refusing(task: ReassignOwned) -> AsyncIterator[None]:
-    """Reports errors of statements on shared objects as blockers: raises Waiting."""
+async def refusing(task: ReassignOwned, *, lacking: str = "") -> AsyncIterator[None]:
+    """Reports errors of statements on shared objects as blockers: raises Waiting. `lacking`: the remedy for a missing
+    privilege, where it is another one.
+    """
     try:
         with translate_errors("reassign"):
             yield
     except PgRoleError as error:
-        raise blocked(task.role, [Blocker("", _describe_blocker(error))]) from error
+        raise blocked(task.role, [Blocker("", _describe_blocker(error, lacking))]) from error
 
 
-def _describe_blocker(error: PgRoleError) -> str:
+def _describe_blocker(error: PgRoleError, lacking: str = "") -> str:
     """The text of a blocker. Raises the error itself if it concerns the whole server."""
     code = sqlstate_of(error)
     if error.reason != Reason.DROP_BLOCKED and (not code or code.startswith(_OF_THE_SERVER)):
         raise error
-    remedy = _REMEDIES.get(code)
+    remedy = lacking if lacking and code == _LACKING else _REMEDIES.get(code)
     return f"{error.message} ({remedy})" if remedy else error.message

@@ -411,6 +411,32 @@ async def test_a_privilege_that_only_its_grantor_can_revoke_is_named(trial: Reas
     await superuser.execute(f"DROP OWNED BY {delegate}")
 
 
+async def test_what_owners_granted_that_the_controller_does_not_act_for_is_named_with_the_remedies(
+    trial: ReassignTrial,
+) -> None:
+    name = await trial.create_database()
+    owner, user = f"owner_{trial.tag}", f"controller_{trial.tag}"
+    await trial.home.execute(f"CREATE ROLE {owner}; CREATE ROLE {user} LOGIN CREATEROLE PASSWORD 'p'")
+    await trial.home.execute(f"GRANT {trial.q}, {trial.new_owner} TO {user}")
+    await trial.home.execute(f"GRANT CREATE ON DATABASE {name} TO {trial.q}")
+    superuser = await trial.enter(
+        name,
+        "postgres",
+        f"CREATE TABLE t (a int); ALTER TABLE t OWNER TO {owner}; SET ROLE {owner}; GRANT SELECT ON t TO {trial.q};"
+        "RESET ROLE",
+    )
+    endpoint = Endpoint(trial.server.dsn(user, password="p"))
+    message = await trial.refused(endpoint=endpoint)
+    assert f'in database "{name}": 1 privileges that it has from owners of other objects' in message
+    assert message.count("1 privileges that it has from owners of other objects") == 2
+    assert f"run DROP OWNED BY {trial.q} there" in message
+    assert f"run DROP OWNED BY {trial.q} in any database" in message
+    await trial.home.execute(f"GRANT {owner} TO {user}; REVOKE CREATE ON DATABASE {name} FROM {trial.q}")
+    await trial.reassign(endpoint=endpoint)
+    assert await trial.dependents() == {"": 1}, "its member, the controller"
+    await superuser.execute(f"DROP OWNED BY {owner}; REVOKE {trial.q}, {trial.new_owner} FROM {user}")
+
+
 async def test_everything_is_reassigned_in_every_database_and_the_role_can_be_dropped(trial: ReassignTrial) -> None:
     await trial.start("plain")
     await trial.home.execute(f"ALTER ROLE {trial.q} SUPERUSER; ALTER ROLE {trial.new_owner} SUPERUSER")
@@ -553,6 +579,18 @@ async def test_sessions_block_with_their_count_or_are_terminated_on_request(tria
     assert await session.fetchval("SELECT 1")
     await trial.reassign(new_owner=None, terminate=True)
     assert session.is_closed() or await ended(session)
+    await trial.drop()
+
+
+async def test_a_controller_that_may_not_end_sessions_names_pg_signal_backend(trial: ReassignTrial) -> None:
+    user = f"controller_{trial.tag}"
+    await trial.home.execute(f"CREATE ROLE {user} LOGIN CREATEROLE PASSWORD 'p'")
+    await trial.enter("postgres", trial.role)
+    endpoint = Endpoint(trial.server.dsn(user, password="p"))
+    message = await trial.refused(endpoint=endpoint, new_owner=None, terminate=True)
+    assert "GRANT it, or pg_signal_backend, to the controller's role" in message
+    await trial.home.execute(f"GRANT pg_signal_backend TO {user}")
+    await trial.reassign(endpoint=endpoint, new_owner=None, terminate=True)
     await trial.drop()
 
 
