@@ -133,6 +133,8 @@ async def read_event_trigger_facts(connection: Connection, role: str) -> EventTr
         switched_off=setting.find("off", bool) or False,
         others=row.texts("others"),
         publications=row.texts("publications"),
+        plainly_owned=row.get("plainly_owned", bool),
+        home=row.get("home", bool),
     )
 
 

@@ -30,7 +30,10 @@ BEGIN
           AND (r.rolsuper OR r.rolname = current_user)
     ) THEN
         -- another database may have written the name in its encoding
-        RAISE EXCEPTION 'schema pgrole belongs to "%"', encode(textsend(maker::text), 'escape') USING ERRCODE = 'insufficient_privilege';
+        RAISE EXCEPTION 'schema pgrole belongs to "%"', encode(textsend(maker::text), 'escape')
+            USING ERRCODE = 'insufficient_privilege',
+                  HINT = 'Run this as that role, or, except in the home database, remove the schema first: '
+                      || '`pgrole-controller sql --remove`.';
     END IF;
 END
 $$;

@@ -22,6 +22,16 @@ own AS (
 )
 SELECT
     textsend(pg_catalog.current_database()::text) AS database,
+    EXISTS (
+        SELECT
+        FROM pg_catalog.pg_namespace AS n JOIN pg_catalog.pg_roles AS r ON r.oid = n.nspowner
+        WHERE n.nspname = 'pgrole' AND NOT r.rolsuper
+    ) AS plainly_owned,
+    EXISTS (
+        SELECT
+        FROM pg_catalog.pg_namespace AS n JOIN pg_catalog.pg_class AS c ON c.relnamespace = n.oid
+        WHERE n.nspname = 'pgrole' AND c.relname = 'claim'
+    ) AS home,
     (SELECT count(*) FROM own)::int AS installed,
     ARRAY(SELECT textsend(o.evtname::text) FROM own AS o WHERE o.evtenabled <> 'A' ORDER BY 1) AS disabled,
     -- they keep the controller from installing the schema

@@ -20,6 +20,11 @@ SELECT
         WHERE n.nspname = 'pgrole'
           AND c.relname IN ('installation', 'turn_to_look', 'ddl_event', 'applied', 'drift_history')
     ) AS versioned,
+    EXISTS (
+        SELECT
+        FROM pg_catalog.pg_namespace AS n JOIN pg_catalog.pg_roles AS r ON r.oid = n.nspowner
+        WHERE n.nspname = 'pgrole' AND NOT r.rolsuper
+    ) AS plainly_owned,
     (
         SELECT count(*) = 2
         FROM event_trigger AS t

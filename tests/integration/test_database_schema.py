@@ -231,10 +231,14 @@ async def test_a_role_that_may_not_create_event_triggers_installs_the_rest(
             found = await install_database(worker, allowed=True)
             assert (found.current, found.armed) == (True, False)
             assert "event triggers" in found.remedy
+            assert found.remedy.index("sql --remove") < found.remedy.index("sql --database")
             await worker.execute("SELECT pgrole.lock_changes(), pgrole.store_applied(10, 'postgres', 'u', 'd')")
             # a superuser's event trigger must not run a function that the worker could replace
             with pytest.raises(asyncpg.UndefinedFunctionError, match="superuser"):
                 await connection.execute(queries.install_event_triggers())
+            with pytest.raises(asyncpg.InsufficientPrivilegeError, match="belongs to") as raised:
+                await connection.execute(queries.install_database())
+            assert "sql --remove" in str(raised.value.hint)
             await connection.execute(queries.remove())
             await connection.execute(f"CREATE SCHEMA pgrole; {queries.install_database()}")
             await connection.execute(queries.install_event_triggers())

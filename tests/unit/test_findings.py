@@ -277,6 +277,19 @@ def test_event_triggers_that_do_not_fire_are_told_with_the_remedy() -> None:
             "s", none, role, may_install=may_install, detection=DatabaseMode.EVENTS
         )
         assert (finding.state, "polled" in finding.text) == (state, state is WARNING)
+    owned = replace(none, plainly_owned=True)
+    findings = schema_findings.judge_event_triggers("s", owned, ROLE, may_install=True, detection=DatabaseMode.AUTO)
+    removal, *grants = commands(findings)
+    assert removal.startswith("{ pgrole-controller sql --remove; pgrole-controller sql --database; } | psql")
+    assert [grant.partition(" TO ")[0] for grant in grants] == [
+        "GRANT USAGE ON SCHEMA pgrole",
+        "GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON ALL TABLES IN SCHEMA pgrole",
+        "GRANT EXECUTE ON ALL ROUTINES IN SCHEMA pgrole",
+    ]
+    (finding,) = schema_findings.judge_event_triggers(
+        "s", replace(owned, home=True), ROLE, may_install=True, detection=DatabaseMode.AUTO
+    )
+    assert (finding.state, finding.remedies) == (WARNING, ()), "the claims would be lost"
     published = EventTriggerFacts("orders", 0, publications=('"all"',))
     (finding,) = schema_findings.judge_event_triggers(
         "s", published, superuser, may_install=True, detection=DatabaseMode.AUTO

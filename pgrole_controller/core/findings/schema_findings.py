@@ -17,7 +17,11 @@ from pgrole_controller.core.server_options import DatabaseMode, HistoryConfig
 OK, WARNING, PROBLEM, UNKNOWN = FindingState.OK, FindingState.WARNING, FindingState.PROBLEM, FindingState.UNKNOWN
 
 _INSTALL = shell('pgrole-controller sql | psql -v ON_ERROR_STOP=1 "$ADMIN_DSN"')
-_INSTALL_DATABASE = shell('pgrole-controller sql --database | psql -v ON_ERROR_STOP=1 "$ADMIN_DSN_OF_THIS_DATABASE"')
+_INTO_DATABASE = 'psql -v ON_ERROR_STOP=1 "$ADMIN_DSN_OF_THIS_DATABASE"'
+_INSTALL_DATABASE = shell(f"pgrole-controller sql --database | {_INTO_DATABASE}")
+_INSTALL_DATABASE_AGAIN = shell(
+    f"{{ pgrole-controller sql --remove; pgrole-controller sql --database; }} | {_INTO_DATABASE}"
+)
 
 
 def judge_schema(
@@ -109,22 +113,22 @@ def judge_detection(
     if present and not role.owns:
         if role.uses:
             return [Finding(area, check, OK, f"{may_watch}, with the schema of an administrator")]
-        remedies = (
-            *sql("GRANT USAGE ON SCHEMA pgrole TO {}", role.name, database=database),
-            *sql(
-                "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA pgrole TO {}",
-                role.name,
-                database=database,
-            ),
-            *sql("GRANT EXECUTE ON ALL ROUTINES IN SCHEMA pgrole TO {}", role.name, database=database),
-        )
         text = f'role "{role.name}" may not use schema pgrole, which holds the claims: no session begins'
-        return [Finding(area, check, PROBLEM, text, remedies)]
+        return [Finding(area, check, PROBLEM, text, _grants_in_schema(role, database))]
     if not role.sees_versions:
         text = f'Auto chooses Poll: role "{role.name}" may not read oid and xmin of pg_authid'
         return [Finding(area, check, WARNING, text, see)]
     seen = "passwords too" if role.sees_passwords else "changed passwords are not seen"
     return [Finding(area, check, OK, f"{may_watch}; {seen}")]
+
+
+def _grants_in_schema(role: RoleFacts, database: str, also: str = "") -> tuple[Remedy, ...]:
+    tables = f"GRANT SELECT, INSERT, UPDATE, DELETE{also} ON ALL TABLES IN SCHEMA pgrole TO {{}}"
+    return (
+        *sql("GRANT USAGE ON SCHEMA pgrole TO {}", role.name, database=database),
+        *sql(tables, role.name, database=database),
+        *sql("GRANT EXECUTE ON ALL ROUTINES IN SCHEMA pgrole TO {}", role.name, database=database),
+    )
 
 
 def _publishes(publications: Sequence[str]) -> str:
@@ -159,7 +163,13 @@ def judge_event_triggers(
         text = "not installed, and the controller may not create them: privileges are polled"
         if installs:
             text = "not installed; the controller installs them when a PgRole declares privileges there"
-        findings.append(Finding(area, check, OK if installs else WARNING, text, _INSTALL_DATABASE))
+        remedies = _INSTALL_DATABASE
+        if triggers.plainly_owned and not installs:
+            text = f'{text}, as role "{role.name}" owns schema pgrole' if triggers.home else text
+            remedies = (
+                () if triggers.home else (*_INSTALL_DATABASE_AGAIN, *_grants_in_schema(role, database, ", TRUNCATE"))
+            )
+        findings.append(Finding(area, check, OK if installs else WARNING, text, remedies))
     for name in triggers.disabled if used else ():
         text = f'"{name}" does not fire in every session, so changes are missed'
         remedy = sql("ALTER EVENT TRIGGER {} ENABLE ALWAYS", name, database=database)

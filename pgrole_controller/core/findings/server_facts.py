@@ -89,7 +89,7 @@ class SessionFacts:
 class EventTriggerFacts:
     """Event triggers of one database. `installed`: of the two that record changes; `others`: enabled, not trusted, and
     not turned off in the controller's own sessions. `publications`: quoted, those FOR ALL TABLES of a database without
-    schema pgrole.
+    schema pgrole. `plainly_owned`: the owner of that schema is no superuser. `home`: it has the claims.
     """
 
     database: str
@@ -98,6 +98,8 @@ class EventTriggerFacts:
     switched_off: bool = False
     others: tuple[str, ...] = ()
     publications: tuple[str, ...] = ()
+    plainly_owned: bool = False
+    home: bool = False
 
 
 @dataclass(frozen=True, slots=True)

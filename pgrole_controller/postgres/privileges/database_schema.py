@@ -25,6 +25,14 @@ _SCHEMA = "CREATE SCHEMA pgrole"
 _LOCK = "COMMENT ON SCHEMA pgrole IS 'is being installed'"
 _WITHOUT_EVENT_TRIGGERS = "SET LOCAL event_triggers = off"
 
+_AS_SUPERUSER = "A superuser can, with the output of `pgrole-controller sql --database`"
+_AFTER_REMOVAL = (
+    "A superuser can, if the schema of the controller's role is removed first: with the output of `pgrole-controller "
+    "sql --remove` and that of `pgrole-controller sql --database`, in one psql, and then the three grants of "
+    "docs/privileges.md"
+)
+_POLLED_AT_HOME = "It owns schema pgrole there, with the claims"
+
 
 @dataclass(frozen=True, slots=True)
 class DatabaseInstallation:
@@ -41,6 +49,7 @@ class DatabaseInstallation:
     - `max_prepared_transactions`: unless it is 0, events send no notification.
     - `others_may_create`: call the guard (sql/inspect/guard.sql) before anything in the schema is called.
     - `publications`: those that keep the controller from adding tables to the schema (`schema.find_publications`).
+    - `plainly_owned`: the owner of the schema is no superuser, and so the controller's role, if it is trusted.
     - `remedy`: if something could not be installed, why, and what an administrator can do.
     """
 
@@ -56,6 +65,7 @@ class DatabaseInstallation:
     others_may_create: bool
     publications: tuple[str, ...] = ()
     switched_off: str = ""
+    plainly_owned: bool = False
     remedy: str = ""
 
     @property
@@ -103,6 +113,7 @@ async def inspect_database(connection: Connection) -> DatabaseInstallation:
             max_prepared_transactions=row.get("max_prepared_transactions", int),
             others_may_create=parts.get("others_may_create", bool),
             publications=() if complete else schema.find_publications(parts),
+            plainly_owned=row.get("plainly_owned", bool),
             switched_off=await _find_setting(connection, _text(row, "database")),
         )
 
@@ -228,11 +239,10 @@ def _explain(found: DatabaseInstallation, *, allowed: bool = True, refused: str 
         return found
     what = "event triggers" if found.current else "schema pgrole"
     why = f": {refused}" if refused else "" if allowed else ": it is not allowed to install anything there"
-    return replace(
-        found,
-        remedy=f"the controller cannot install {what} in database {found.database}{why}. A superuser can, with the "
-        "output of `pgrole-controller sql --database`",
-    )
+    remedy = _AS_SUPERUSER
+    if found.plainly_owned:  # a superuser's script refuses it
+        remedy = _POLLED_AT_HOME if found.home else _AFTER_REMOVAL
+    return replace(found, remedy=f"the controller cannot install {what} in database {found.database}{why}. {remedy}")
 
 
 def _text(row: Row, column: str) -> str:
