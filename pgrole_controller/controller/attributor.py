@@ -168,7 +168,9 @@ class Attributor:
         while self._waiting:
             key, (drift, xmins) = next(iter(self._waiting.items()))
             attribution.source = self._config().attribution.audit_log
-            written = xmins if drift.corrected or not drift.oid else await read_role_xmins(connection, drift.oid)
+            written = xmins
+            if drift.oid and not drift.corrected:
+                written = await read_role_xmins(connection, drift.oid, drift.fields)
             by = await self._ask(connection, attribution, drift, written, began)
             if self._waiting.get(key) == (drift, xmins):
                 del self._waiting[key]

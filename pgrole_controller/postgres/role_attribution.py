@@ -18,6 +18,7 @@ Caveats: files that were begun and ended between two reads are skipped.
 
 import logging
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import anyio
@@ -47,6 +48,9 @@ MOST_BYTES = 1_000_000
 MOST_COMMANDS = 1000
 
 _SECONDS = 2.0
+
+#: Fields that are kept in other catalogs than pg_authid.
+_OUTSIDE = frozenset({"memberOf", "comment", "parameters", "databaseParameters"})
 
 
 @dataclass(slots=True)
@@ -188,15 +192,19 @@ async def _ask_sessions(connection: Connection, changed: ChangedRole) -> DriftAu
     )
 
 
-async def read_role_xmins(connection: Connection, oid: int) -> tuple[int, ...]:
+async def read_role_xmins(connection: Connection, oid: int, fields: Collection[str]) -> tuple[int, ...]:
     """Reads the transactions that last wrote the role's rows, latest first.
 
-    Until a drift is repaired, they are those of the drift. Without the right to read pg_authid, only those of
-    memberships, settings and comment. Raises PgRoleError.
+    Until a drift of these fields is repaired, the first is that of the drift, unless it removed a row. Without the
+    right to read pg_authid, only rows of memberships, settings and comment are known: none if other fields drifted.
+    Raises PgRoleError.
     """
-    rows = await _ask(connection, "role_xmins", "role_rows", oid)
     if first(await _ask(connection, "role_xmins", "sees_roles")).get("sees", bool):
-        rows = [*await _ask(connection, "role_xmins", "role_row", oid), *rows]
+        rows = await _ask(connection, "role_xmins", "all_role_rows", oid)
+    elif _OUTSIDE.issuperset(fields):
+        rows = await _ask(connection, "role_xmins", "role_rows", oid)
+    else:
+        return ()
     xmins = [row.get("xmin", int) for row in rows]
     return tuple(dict.fromkeys(xmins))
 

@@ -1,5 +1,4 @@
--- Which transactions wrote what a role consists of, the latest first? Roles that may not read pg_authid see memberships, settings
--- and the comment only.
+-- Which transactions wrote a role's memberships, settings and comment, the latest first? For roles that may not read pg_authid.
 -- $1 oid
 SELECT r.xmin
 FROM (

@@ -152,13 +152,31 @@ class TestStandIn:
     ) -> None:
         await reading.execute("CREATE ROLE audited; ALTER ROLE audited SET work_mem = '1MB'")
         oid = int(await reading.fetchval("SELECT oid FROM pg_roles WHERE rolname = 'audited'"))
-        xmins = await read_role_xmins(reading, oid)
+        xmins = await read_role_xmins(reading, oid, ["parameters"])
         assert len(xmins) == len(set(xmins)) >= 1
         with (await log_file(server, reading)).open("ab") as file:
             for txid, user in ((xmins[0] - 1, "before"), (xmins[0], "author"), (xmins[0] + 1, "after")):
                 file.write(audit_line("ALTER ROLE audited LOGIN", user, txid))
         found = await RoleAttribution(AuditSource.PGAUDIT).find_author(reading, ChangedRole("audited", xmins))
         assert (found.proof, found.login, found.address) == (Evidence.TRANSACTION, "author", "10.2.3.4")
+
+    @pytest.mark.parametrize("grant", ["", "GRANT SELECT (oid, xmin) ON pg_authid TO {}"])
+    async def test_the_latest_row_of_the_role_tells_the_author_as_far_as_it_can_be_read(
+        self, server: PostgresServer, reading: Connection, grant: str
+    ) -> None:
+        login, role = ("seer", "seen_fully") if grant else ("half_blind", "seen_partly")
+        await reading.execute(f"CREATE ROLE {login} LOGIN PASSWORD 'pw'; {grant.format(login)}")
+        await reading.execute(f"CREATE ROLE {role}")
+        oid = int(await reading.fetchval("SELECT oid FROM pg_roles WHERE rolname = $1", role))
+        own = "SELECT xmin::text::bigint FROM pg_authid WHERE oid = $1"
+        await reading.execute(f"GRANT pg_monitor TO {role}")
+        joined = "SELECT max(xmin::text::bigint) FROM pg_auth_members WHERE member = $1"
+        async with connect(Endpoint(server.dsn(login, password="pw")), "attribution") as limited:
+            latest = (await read_role_xmins(limited, oid, ["memberOf"]))[0]
+            assert latest == await reading.fetchval(joined, oid)
+            await reading.execute(f"ALTER ROLE {role} CREATEDB")
+            found = await read_role_xmins(limited, oid, ["createdb", "memberOf"])
+            assert found[:1] == ((await reading.fetchval(own, oid),) if grant else ())
 
     @needs_jsonlog
     async def test_a_dropped_role_is_found_by_its_name(self, server: PostgresServer, reading: Connection) -> None:
@@ -277,9 +295,7 @@ async def test_lines_of_a_real_pgaudit_prove_the_author(servers: Servers) -> Non
             await people[which].execute(statement.format(role=role))
             await people[which - 1].execute(f"CREATE ROLE other{number}")
             oid = int(await reading.fetchval("SELECT oid FROM pg_roles WHERE rolname = $1", role))
-            xmins = (await read_role_xmins(reading, oid))[:1]
-            if "SET work_mem" in statement or statement.startswith("GRANT"):
-                xmins = (await read_role_xmins(reading, oid))[1:]
+            xmins = (await read_role_xmins(reading, oid, ["createdb"]))[:1]
             found = await attribution.find_author(reading, ChangedRole(role, xmins))
             assert (found.proof, found.login) == (Evidence.TRANSACTION, f"person{which}"), statement
         await people[0].execute("DROP ROLE target1")
