@@ -135,6 +135,8 @@ async def read_event_trigger_facts(connection: Connection, role: str) -> EventTr
         publications=row.texts("publications"),
         plainly_owned=row.get("plainly_owned", bool),
         home=row.get("home", bool),
+        connects=row.get("connects", bool),
+        uses=row.get("uses", bool),
     )
 
 

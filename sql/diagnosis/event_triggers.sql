@@ -2,7 +2,12 @@
 -- Names are sent as bytes: another database may have written them in its encoding.
 -- `others`: none if the controller turns event triggers off in its sessions (postgres/privileges/database_opening.py)
 -- $1 bytea the name of the controller's role
-WITH trusted AS (
+-- `plainly_owned`: the controller's role owns schema pgrole, and is no superuser. `uses`: unless that schema is a superuser's, and
+-- the controller's role may not use all of it.
+WITH controller AS (
+    SELECT r.oid, r.rolsuper FROM pg_catalog.pg_roles AS r WHERE textsend(r.rolname::text) = $1::bytea
+),
+trusted AS (
     SELECT r.oid FROM pg_catalog.pg_roles AS r WHERE r.rolsuper OR textsend(r.rolname::text) = $1::bytea
 ),
 event_trigger AS (
@@ -24,9 +29,32 @@ SELECT
     textsend(pg_catalog.current_database()::text) AS database,
     EXISTS (
         SELECT
-        FROM pg_catalog.pg_namespace AS n JOIN pg_catalog.pg_roles AS r ON r.oid = n.nspowner
+        FROM pg_catalog.pg_namespace AS n JOIN controller AS r ON r.oid = n.nspowner
         WHERE n.nspname = 'pgrole' AND NOT r.rolsuper
     ) AS plainly_owned,
+    coalesce(
+        (SELECT pg_catalog.has_database_privilege(r.oid, pg_catalog.current_database(), 'CONNECT') FROM controller AS r), true
+    ) AS connects,
+    NOT EXISTS (
+        SELECT
+        FROM pg_catalog.pg_namespace AS n
+        JOIN pg_catalog.pg_roles AS o ON o.oid = n.nspowner AND o.rolsuper
+        CROSS JOIN controller AS r
+        WHERE n.nspname = 'pgrole' AND NOT r.rolsuper AND (
+            NOT pg_catalog.has_schema_privilege(r.oid, n.oid, 'USAGE')
+            OR EXISTS (
+                SELECT
+                FROM pg_catalog.pg_class AS c, pg_catalog.unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS p (privilege)
+                WHERE c.relnamespace = n.oid AND c.relkind IN ('r', 'v')
+                  AND NOT pg_catalog.has_table_privilege(r.oid, c.oid, p.privilege)
+            )
+            OR EXISTS (
+                SELECT
+                FROM pg_catalog.pg_proc AS f
+                WHERE f.pronamespace = n.oid AND NOT pg_catalog.has_function_privilege(r.oid, f.oid, 'EXECUTE')
+            )
+        )
+    ) AS uses,
     EXISTS (
         SELECT
         FROM pg_catalog.pg_namespace AS n JOIN pg_catalog.pg_class AS c ON c.relnamespace = n.oid

@@ -11,11 +11,12 @@ import pytest_asyncio
 
 from pgrole_controller.commands.doctor_server import check_server
 from pgrole_controller.commands.server_reading import of_dsn
-from pgrole_controller.core.findings.finding import FindingState
+from pgrole_controller.core.findings.finding import Finding, FindingState
 from pgrole_controller.core.server_options import DatabasesConfig
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
+from pgrole_controller.postgres.privileges.database_schema import install_database
 from pgrole_controller.postgres.schema import install
 from pgrole_controller.postgres.session_settings import PINNED
 from tests.commands import run_command
@@ -281,6 +282,29 @@ async def test_the_printed_statements_enable_event_triggers_again(patient: Patie
     await follow(patient.server, found[name])
     assert states((await examined(patient.admins_dsn))[name]) == {OK}
     await admin.execute(f"ALTER DATABASE {quoted(patient.database)} RESET pgrole.home")
+
+
+async def test_a_database_that_the_controller_may_not_enter_or_use_is_a_problem_until_the_statements_ran(
+    patient: Patient,
+) -> None:
+    admin, name = patient.admin, f'event triggers of "{patient.database}"'
+    login, database = quoted(patient.login), quoted(patient.database)
+    await admin.execute(f"ALTER ROLE {login} CREATEROLE; REVOKE CONNECT ON DATABASE {database} FROM PUBLIC")
+    await admin.execute(f"CREATE SCHEMA pgrole; {queries.install_database()}")
+    await admin.execute(queries.install_event_triggers())
+
+    async def ask() -> list[Finding]:
+        config = of_dsn(patient.admins_dsn)
+        return by_check(await check_server(config, patient.login, (patient.database,), None))[name]
+
+    found = await ask()
+    assert [one.state for one in found] == [PROBLEM, PROBLEM]
+    assert "may not connect" in found[0].text
+    assert "may not use schema pgrole" in found[1].text
+    await follow(patient.server, found)
+    assert states(await ask()) == {OK}
+    async with connect(Endpoint(patient.dsn), "work") as connection:
+        assert (await install_database(connection, allowed=True)).notifies
 
 
 async def test_the_cluster_id_of_the_environment_tells_own_claims_from_those_of_others(

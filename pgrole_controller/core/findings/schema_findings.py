@@ -148,13 +148,25 @@ def _event_triggers_of(database: str) -> str:
     return f'event triggers of "{database}"'
 
 
+def _judge_access(area: str, triggers: EventTriggerFacts, role: RoleFacts) -> list[Finding]:
+    """What keeps the controller from managing privileges there; `judge_detection` judges its schema at home."""
+    check, database, findings = _event_triggers_of(triggers.database), triggers.database, []
+    if not triggers.connects:
+        remedy = sql("GRANT CONNECT ON DATABASE {} TO {}", database, role.name)
+        findings.append(Finding(area, check, PROBLEM, f'role "{role.name}" may not connect to the database', remedy))
+    if not (triggers.uses or triggers.home):
+        text = f'role "{role.name}" may not use schema pgrole, which a superuser installed: no session begins'
+        findings.append(Finding(area, check, PROBLEM, text, _grants_in_schema(role, database, ", TRUNCATE")))
+    return findings
+
+
 def judge_event_triggers(
     area: str, triggers: EventTriggerFacts, role: RoleFacts, *, may_install: bool, detection: DatabaseMode
 ) -> list[Finding]:
     """`detection`: as declared."""
     check, used = _event_triggers_of(triggers.database), detection.uses_event_triggers
     database = triggers.database
-    findings = []
+    findings = _judge_access(area, triggers, role)
     if triggers.publications:
         text = f"not installed, and privileges are polled: {_publishes(triggers.publications)}"
         findings.append(Finding(area, check, WARNING, text))

@@ -89,7 +89,8 @@ class SessionFacts:
 class EventTriggerFacts:
     """Event triggers of one database. `installed`: of the two that record changes; `others`: enabled, not trusted, and
     not turned off in the controller's own sessions. `publications`: quoted, those FOR ALL TABLES of a database without
-    schema pgrole. `plainly_owned`: the owner of that schema is no superuser. `home`: it has the claims.
+    schema pgrole. `plainly_owned`: the controller's role owns that schema, and is no superuser. `home`: it has the
+    claims. `connects`, `uses`: the controller's role may connect, and use the schema if that is a superuser's.
     """
 
     database: str
@@ -100,6 +101,8 @@ class EventTriggerFacts:
     publications: tuple[str, ...] = ()
     plainly_owned: bool = False
     home: bool = False
+    connects: bool = True
+    uses: bool = True
 
 
 @dataclass(frozen=True, slots=True)
