@@ -257,6 +257,21 @@ class TestRolesMadeByOthers:
         await kube.wait_ready("app")
 
     @pytest.mark.since(16, "CREATEROLE reaches only roles with ADMIN")
+    async def test_after_an_upgrade_the_documented_grants_let_the_controller_repair_its_roles(
+        self, kube: Kube, database: Database, role: str
+    ) -> None:
+        await declare(kube, role)
+        await database.execute(f"REVOKE {role} FROM {CONTROLLER_ROLE}; ALTER ROLE {role} CREATEDB")
+        await blocked(kube, "createdb")
+        query = documented_sql("After an upgrade from PostgreSQL 14 or 15").replace("\\gexec", "")
+        for (statement,) in await database.connection.fetch(query):
+            await database.execute(statement)
+        await kube.wait_ready("app")
+        row = await database.role(role)
+        assert row is not None
+        assert not row["rolcreatedb"]
+
+    @pytest.mark.since(16, "CREATEROLE reaches only roles with ADMIN")
     async def test_a_role_that_cannot_be_dropped_names_retain_and_the_grant(
         self, kube: Kube, database: Database, role: str
     ) -> None:
