@@ -286,7 +286,6 @@ class EventReader:
             for changed in in_time(found)
             if (one := found[changed]).author.proof is Evidence.TRANSACTION
             and (one.shown or not said.find_better(changed, one).login)
-            and (one.shown or not said.find_better(changed, one).login)
         }
 
 
