@@ -20,7 +20,7 @@ from pgrole_controller.postgres.privileges.database_session import DatabaseSessi
 
 _LONGEST_STATEMENT = 1000
 
-#: Maximum number of authors reported in one round. The last one stands for the rest of the drift, too.
+#: Maximum number of authors found in one round. The rest of the drift has an unknown one.
 _MOST_AUTHORS = 10
 
 #: What one author did.
@@ -98,7 +98,7 @@ def group_by_author(
     authors: Mapping[ChangedRow, DriftAuthor],
     noted: Mapping[PrivilegeDifference, DriftAuthor],
 ) -> list[AuthorDifferences]:
-    """Who caused which differences, the latest last; beyond a limit, the last one found stands for the rest. `noted`:
+    """Who caused which differences, the latest last; beyond a limit of authors, the rest has an unknown one. `noted`:
     known from before, of rows that may no longer tell it.
     """
     by_row: dict[ChangedRow | None, DriftAuthor] = {}
@@ -112,7 +112,7 @@ def group_by_author(
             by = max(by, noted.get(difference, by), key=_certainty)
             who = replace(by, time=None, statement="")
             if who not in grouped and len(grouped) >= _MOST_AUTHORS:
-                who = next(reversed(grouped))
+                by = who = DriftAuthor()
             by_row[row] = who
             commands.setdefault(who, []).append(by)
         grouped.setdefault(who, []).append(difference)
