@@ -2,6 +2,7 @@
 -- `exact`: the row has the id of the event's transaction, or that of the event's own row, so no other transaction can have
 -- written it. Otherwise a subtransaction may have: its id is above its transaction's and not above that of the event's own row, which is inserted after
 -- the command. Only the newest $3 events are searched for that, since no index can help.
+-- `own`: of one of the controller's own sessions, in which event triggers fire unless it may turn them off.
 -- Texts are sent as raw bytes in the encoding of the database, or of another one: names of roles, which are cut as bytes.
 -- $1 bigint[] xmin (32 bits)   $2 integer   $3 integer
 WITH clock AS MATERIALIZED (
@@ -47,7 +48,8 @@ SELECT
     coalesce(host(d.addr), '') AS address,
     left(d.tag, 63) AS tag,
     coalesce(d.object::text::bigint, 0) AS object,
-    decode(replace(left(coalesce(d.said, ''), 1000), '\', '\\'), 'escape') AS said
+    decode(replace(left(coalesce(d.said, ''), 1000), '\', '\\'), 'escape') AS said,
+    coalesce(coalesce(l.rolname, d.session) = session_user AND d.app LIKE 'pgrole-controller%', false) AS own
 FROM found AS f
 JOIN pgrole.ddl_event AS d ON d.id = f.id
 CROSS JOIN clock AS c

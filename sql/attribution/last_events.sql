@@ -9,7 +9,8 @@ SELECT
     coalesce(host(d.addr), '') AS address,
     left(d.tag, 63) AS tag,
     coalesce(d.object::text::bigint, 0) AS object,
-    decode(replace(left(coalesce(d.said, ''), 1000), '\', '\\'), 'escape') AS said
+    decode(replace(left(coalesce(d.said, ''), 1000), '\', '\\'), 'escape') AS said,
+    false AS own
 FROM (
     SELECT e.* FROM pgrole.ddl_event AS e ORDER BY e.id DESC LIMIT $3
 ) AS d

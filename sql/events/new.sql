@@ -7,6 +7,7 @@
 SELECT
     now.snapshot, e.id, e.xid, e.command, e.kind, e.class, e.object, e.said, e.at, e.count,
     true AS exact, 0::bigint AS distance, getdatabaseencoding() AS encoding, e.tag, e.login, e.role, e.app, e.address,
+    false AS own,
     (
         SELECT b.xmin::text::bigint FROM pg_catalog.pg_database AS b WHERE b.datname = pg_catalog.current_database()
     ) AS database

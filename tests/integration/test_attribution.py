@@ -203,6 +203,25 @@ async def test_a_grant_by_an_event_trigger_within_another_grant_is_attributed(da
     await bob.execute("REVOKE TRUNCATE, INSERT ON h FROM reader")
 
 
+@pytest.mark.parametrize("way", ["alone", "in a transaction", "in a savepoint"])
+async def test_the_controllers_own_event_is_no_author_of_what_another_granted_before(
+    database: EventDatabase, way: str
+) -> None:
+    """Event triggers fire in its sessions where it may not turn them off."""
+    await (await database.person("bob")).execute("REVOKE ALL ON a FROM reader")
+    await (await database.person("alice")).execute("DO $$ BEGIN GRANT INSERT ON a TO reader; END $$")
+    dsn, application = database.server.dsn(database=database.name), "pgrole-controller database"
+    own = await asyncpg.connect(dsn, server_settings={"application_name": application})
+    try:
+        await own.execute(WAYS[way] % "GRANT UPDATE ON a TO reader; GRANT TRIGGER ON a TO reader")
+    finally:
+        await own.close()
+    oid = await database.reading.fetchval("SELECT 'public.a'::regclass::oid")
+    change = ChangedPrivilege("INSERT", granted=True)
+    changed = ChangedRow(await database.xmin_of_table("a"), GRANTED, ("a", "reader"), oid, "public", change)
+    assert await read_authors(database.reading, [changed]) == {}
+
+
 async def test_no_one_is_named_without_an_event(database: EventDatabase) -> None:
     unknown = await database.xmin("pg_database", "datname = 'template1'")
     rows = [ChangedRow(xmin) for xmin in (unknown, 0, 1, 2, 2**32 - 1)]

@@ -44,6 +44,7 @@ class DdlEvent:
     - `distance`: transaction ids between the changed row and the event's row.
     - `object`: oid, or 0: GRANT and REVOKE name none.
     - `statement`: empty unless it was a GRANT, REVOKE or ALTER DEFAULT PRIVILEGES alone.
+    - `own`: a session of the controller caused it.
     """
 
     id: int
@@ -58,6 +59,7 @@ class DdlEvent:
     distance: int = 0
     object: int = 0
     statement: str = ""
+    own: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +92,14 @@ class ChangedRow:
 @dataclass(frozen=True, slots=True)
 class FoundAuthor:
     """`shown`: by the recorded statement, or because the object was created. Otherwise, e.g. for a DO block, an earlier
-    statement may be a better explanation. `writers`: the authors of all events that may have written the row.
+    statement may be a better explanation. `writers`: the authors of all events that may have written the row. `own`:
+    the author is the controller, which overwrote what another left.
     """
 
     author: DriftAuthor = DriftAuthor()  # noqa: RUF009 -- frozen
     shown: bool = False
     writers: frozenset[AuthorKey] = frozenset()
+    own: bool = False
 
 
 GRANTED = ("GRANT",)
@@ -261,7 +265,7 @@ def _found(changed: ChangedRow, event: DdlEvent, writers: frozenset[AuthorKey], 
     # In a text whose comments cannot be told, the privilege may be part of one.
     said = _fit(changed, event) is Fit.NAMED and read_statement(event.statement).words is None
     proof = Evidence.TRANSACTION if certain else Evidence.SESSION
-    return FoundAuthor(_drift_author(event, proof), changed.change is None or created or said, writers)
+    return FoundAuthor(_drift_author(event, proof), changed.change is None or created or said, writers, event.own)
 
 
 def _author_key(event: DdlEvent) -> AuthorKey:

@@ -96,9 +96,12 @@ def in_time(rows: Iterable[ChangedRow]) -> Iterator[ChangedRow]:
 def find_all(
     rows: Iterable[ChangedRow], events: Mapping[int, Sequence[DdlEvent]], cut: Collection[int]
 ) -> dict[ChangedRow, FoundAuthor]:
-    """`events`: by xmin of each row. `cut`: xmins that have more events. Leaves out rows for which time is short."""
+    """`events`: by xmin of each row. `cut`: xmins that have more events. Leaves out rows for which time is short, and
+    those that the controller wrote itself, as if these had no event: the drift is older.
+    """
     writers = {xmin: RowWriters(some, cut=xmin in cut) for xmin, some in events.items()}
-    return {one: writers[one.xmin].find_author(one) for one in in_time(rows)}
+    found = {one: writers[one.xmin].find_author(one) for one in in_time(rows)}
+    return {changed: one for changed, one in found.items() if not one.own}
 
 
 @dataclass(slots=True)
@@ -178,6 +181,7 @@ def read_event(row: Row) -> DdlEvent:
         distance=row.get("distance", int),
         object=row.get("object", int),
         statement=legible(row.get("said", bytes), encoding),
+        own=row.get("own", bool),
     )
 
 
