@@ -108,7 +108,7 @@ BEGIN
                       IS NOT DISTINCT FROM (new.database, new.kind, new.fields, new.corrected, new.cluster)
                   -- `fields` are cut, and what two people did is told of both
                   AND (new.kind <> 'privileges' OR o.details IS NOT DISTINCT FROM new.details)
-                  AND (o.login = new.login) IS NOT FALSE
+                  AND o.login IS NOT DISTINCT FROM new.login
                 ORDER BY o.at DESC
                 LIMIT 1
             );

@@ -99,13 +99,15 @@ async def test_drifts_by_different_logins_or_of_different_objects_have_separate_
     drifts = [
         RecordedDrift("reader", ("privileges",), True, "orders", at=NOW, by=by, words=(f"{table}{n} was granted",))
         for n in (1, 2, 1)
-        for by in (BY, replace(BY, login="bob"))
+        for by in (BY, replace(BY, login="bob"), DriftAuthor())
     ]
     await record(other, *drifts)
-    found = await other.fetch("SELECT login, details ->> 'words', count FROM pgrole.history ORDER BY 1, 2")
+    found = await other.fetch(
+        "SELECT coalesce(login, ''), details ->> 'words', count FROM pgrole.history ORDER BY 1, 2"
+    )
     words = [f'["{table}{n} was granted"]' for n in (1, 2)]
     assert [tuple(row) for row in found] == [
-        (login, text, 2 - n) for login in ("alice", "bob") for n, text in enumerate(words)
+        (login, text, 2 - n) for login in ("", "alice", "bob") for n, text in enumerate(words)
     ]
 
 
