@@ -64,8 +64,8 @@ AS $$
 $$;
 
 -- Records drifts: an array of objects with the table's columns as keys, at most 1,000. Whatever is too long is cut.
--- With `drift`, it is a copy, or one that may have been recorded before: then only count, last_at and what was unknown of its
--- author are updated. Without, and if the same fields of the role have a row of the last minute: that row counts it.
+-- With `drift`, it is a copy, or one that may have been recorded before: then only count, last_at and, if its author was unknown,
+-- who that is are updated. Without, and if the same fields of the role have a row of the last minute: that row counts it.
 -- Call it under lock_changes().
 CREATE OR REPLACE FUNCTION pgrole.record_drifts(drifts jsonb) RETURNS void
 LANGUAGE plpgsql VOLATILE
@@ -73,8 +73,10 @@ SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     ring    CONSTANT integer := 16;
+    slots   CONSTANT smallint[] := ARRAY(SELECT generate_series(0, 15));  -- else no index helps
     at_home CONSTANT boolean := to_regclass('pgrole.claim') IS NOT NULL;
     new     record;
+    known   record;
     folded  boolean;
     month   integer;
 BEGIN
@@ -113,10 +115,27 @@ BEGIN
                 LIMIT 1
             );
             folded := FOUND;
+        ELSE
+            -- of any month: where nothing tells when it began, `at` is when it was found again
+            SELECT o.slot, o.drift INTO known
+            FROM pgrole.drift_history AS o
+            WHERE o.slot = ANY (slots) AND o.drift = new.drift
+            ORDER BY o.at
+            LIMIT 1;
+            folded := FOUND;
+        END IF;
+        IF folded AND new.drift IS NOT NULL THEN
+            UPDATE pgrole.drift_history AS h
+            SET count = greatest(h.count, new.count), last_at = greatest(h.last_at, new.last_at), copied = at_home
+            WHERE (h.slot, h.drift) = (known.slot, known.drift) AND (h.count < new.count OR h.last_at < new.last_at);
+            UPDATE pgrole.drift_history AS h
+            SET at = least(h.at, new.at), login = new.login, acting = new.acting, application = new.application,
+                address = new.address, statement = new.statement, proof = new.proof, copied = at_home
+            WHERE (h.slot, h.drift) = (known.slot, known.drift) AND h.login IS NULL AND new.login IS NOT NULL;
         END IF;
         IF NOT folded THEN
             month := extract(year FROM new.at AT TIME ZONE 'UTC') * 12 + extract(month FROM new.at AT TIME ZONE 'UTC');
-            INSERT INTO pgrole.drift_history AS h (
+            INSERT INTO pgrole.drift_history (
                 drift, slot, at, last_at, role, database, kind, fields, details, count, corrected, login, acting, application,
                 address, statement, proof, cluster, copied
             )
@@ -125,15 +144,7 @@ BEGIN
                 new.fields, new.details, new.count, new.corrected, new.login, new.acting, new.application, new.address,
                 new.statement, new.proof, new.cluster, at_home
             )
-            ON CONFLICT (slot, drift) DO UPDATE SET
-                count = greatest(h.count, excluded.count),
-                last_at = greatest(h.last_at, excluded.last_at),
-                login = coalesce(h.login, excluded.login),
-                acting = coalesce(h.acting, excluded.acting),
-                application = coalesce(h.application, excluded.application),
-                address = coalesce(h.address, excluded.address),
-                statement = coalesce(h.statement, excluded.statement),
-                proof = coalesce(h.proof, excluded.proof);
+            ON CONFLICT (slot, drift) DO NOTHING;
         END IF;
     END LOOP;
 END
@@ -148,14 +159,15 @@ AS $$
     FROM (SELECT h.* FROM pgrole.drift_history AS h WHERE NOT h.copied ORDER BY h.id LIMIT most) AS d
 $$;
 
--- Marks drifts as copied, unless they were counted again since they were read: `drifts` as read_drifts_to_copy returned them.
+-- Marks drifts as copied, unless they were updated since they were read: `drifts` as read_drifts_to_copy returned them.
 CREATE OR REPLACE FUNCTION pgrole.mark_copied(drifts jsonb) RETURNS void
 LANGUAGE sql VOLATILE
 SET search_path = pg_catalog, pg_temp
 AS $$
     UPDATE pgrole.drift_history AS h SET copied = true
-    FROM jsonb_to_recordset(drifts) AS d (drift uuid, count bigint)
-    WHERE h.drift = d.drift AND h.count = d.count AND NOT h.copied
+    FROM jsonb_to_recordset(drifts) AS d (drift uuid, count bigint, last_at timestamptz, login text)
+    WHERE h.drift = d.drift AND (h.count, h.last_at) = (d.count, d.last_at) AND h.login IS NOT DISTINCT FROM d.login
+      AND NOT h.copied
 $$;
 
 -- Empties the partitions whose rows are all older than `keep`, and deletes the oldest rows beyond `most`, at most 10,000 of them

@@ -94,6 +94,40 @@ async def test_a_contest_adds_one_row_per_minute_and_a_report_one_row(other: Con
     assert len(await read(other, "reported")) == 2
 
 
+async def test_a_report_has_one_row_in_whatever_month_it_is_found_again(other: Connection) -> None:
+    for months in (0, 1, 2):
+        at = NOW + timedelta(days=31 * months)
+        await record(other, RecordedDrift("reported", ("privileges",), False, "orders", at=at, key="uid"))
+    (found,) = await read(other, "reported")
+    assert (found.at, found.last_at, found.count) == (NOW, at, 1)
+
+
+async def test_an_author_that_is_found_later_is_copied_as_one_and_no_other_is_mixed_with_it(
+    home: Connection, other: Connection
+) -> None:
+    drift = RecordedDrift("reported", ("privileges",), False, "orders", at=NOW, key="uid")
+    copied = []
+    few = DriftAuthor(Evidence.SESSION, "bob")
+    for by in (DriftAuthor(), few, BY):
+        await record(other, replace(drift, by=by))
+        copied.append(await copy_history(other, home))
+    assert copied == [1, 1, 0]
+    for connection in (other, home):
+        (found,) = await read(connection, "reported")
+        assert replace(found.by, time=None) == few
+
+
+async def test_a_row_that_changes_while_it_is_copied_is_copied_again(home: Connection, other: Connection) -> None:
+    drift = RecordedDrift("reported", ("privileges",), False, "orders", at=NOW, key="uid")
+    await record(other, drift)
+    unmarked = await other.fetchval("SELECT pgrole.read_drifts_to_copy(100)::text")
+    for changed in (replace(drift, by=BY), replace(drift, at=NOW + timedelta(hours=1))):
+        await record(other, changed)
+        await other.execute("SELECT pgrole.mark_copied($1::text::jsonb)", unmarked)
+        assert await copy_history(other, home) == 1
+        assert await copy_history(other, home) == 0
+
+
 async def test_drifts_by_different_logins_or_of_different_objects_have_separate_rows(other: Connection) -> None:
     table = "DELETE on table app.a_long_name"
     drifts = [
