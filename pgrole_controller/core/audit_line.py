@@ -21,6 +21,10 @@ _MOST_NAMES = 200
 _NAME_BYTES = 63
 _XIDS = 1 << 32
 
+#: Commands that pgaudit has in class ROLE although they change no role; those of memberships are GRANT ROLE and REVOKE
+#: ROLE.
+_OF_PRIVILEGES = frozenset({"GRANT", "REVOKE", "ALTER DEFAULT PRIVILEGES"})
+
 
 @dataclass(frozen=True, slots=True)
 class RoleCommand:
@@ -72,7 +76,7 @@ def _read_line(line: bytes, zone: int) -> RoleCommand | None:
         return None
     if message.startswith("AUDIT: "):
         fields = _split(message.removeprefix("AUDIT: "))
-        if len(fields) < 8 or fields[3] != "ROLE":
+        if len(fields) < 8 or fields[3] != "ROLE" or fields[4] in _OF_PRIVILEGES:
             return None
         return _command(entry, fields[4], fields[7], zone)
     said = _STATEMENT.match(message)

@@ -298,6 +298,11 @@ async def test_lines_of_a_real_pgaudit_prove_the_author(servers: Servers) -> Non
             xmins = (await read_role_xmins(reading, oid, ["createdb"]))[:1]
             found = await attribution.find_author(reading, ChangedRole(role, xmins))
             assert (found.proof, found.login) == (Evidence.TRANSACTION, f"person{which}"), statement
+        for command in ("GRANT USAGE ON SCHEMA public TO", "REVOKE USAGE ON SCHEMA public FROM"):
+            await people[2].execute(f"{command} target0")
+        await people[2].execute("ALTER DEFAULT PRIVILEGES REVOKE USAGE ON SCHEMAS FROM target0")
+        last = await attribution.find_author(reading, ChangedRole("target0"))
+        assert (last.proof, last.login) == (Evidence.LOG, "person0"), "privileges are no part of a role"
         await people[0].execute("DROP ROLE target1")
         gone = await attribution.find_author(reading, ChangedRole("target1"))
         assert (gone.proof, gone.login) == (Evidence.LOG, "person0")

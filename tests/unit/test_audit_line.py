@@ -105,11 +105,19 @@ def test_names_are_as_postgresql_stores_them(statement: str, name: str) -> None:
         audit("SELECT 1").replace(b",ROLE,", b",READ,"),
         line("statement: SELECT 'role'"),
         line("AUDIT: SESSION,1,1,DDL,CREATE TABLE,,,ROLE,x"),
+        line("AUDIT: SESSION,1,1,ROLE,GRANT,TABLE,,GRANT SELECT ON orders TO app,<not logged>"),
+        line("AUDIT: SESSION,1,1,ROLE,REVOKE,TABLE,,REVOKE SELECT ON orders FROM app,<not logged>"),
+        audit("ALTER DEFAULT PRIVILEGES GRANT SELECT ON TABLES TO app", "ALTER DEFAULT PRIVILEGES"),
         b"[" * 5000 + b"AUDIT: ,ROLE,",
     ],
 )
 def test_other_lines_are_ignored(raw: bytes) -> None:
     assert list(read_lines([raw])) == []
+
+
+def test_memberships_are_role_commands() -> None:
+    for command, statement in (("GRANT ROLE", "GRANT dba TO app"), ("REVOKE ROLE", "REVOKE dba FROM app")):
+        assert one(audit(statement, command)).names >= {"dba", "app"}
 
 
 @given(st.binary(max_size=200), st.text(max_size=200), st.integers())
