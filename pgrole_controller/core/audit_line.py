@@ -75,7 +75,7 @@ def _read_line(line: bytes, zone: int) -> RoleCommand | None:
     if not isinstance(entry, dict) or not isinstance(message := entry.get("message"), str):
         return None
     if message.startswith("AUDIT: "):
-        fields = _split(message.removeprefix("AUDIT: "))
+        fields = _split(message.removeprefix("AUDIT: ")[:_LONGEST_STATEMENT])
         if len(fields) < 8 or fields[3] != "ROLE" or fields[4] in _OF_PRIVILEGES:
             return None
         return _command(entry, fields[4], fields[7], zone)
@@ -86,7 +86,10 @@ def _read_line(line: bytes, zone: int) -> RoleCommand | None:
 
 
 def _split(fields: str) -> list[str]:
-    """pgaudit: AUDIT_TYPE,STATEMENT_ID,SUBSTATEMENT_ID,CLASS,COMMAND,OBJECT_TYPE,OBJECT_NAME,STATEMENT,PARAMETER."""
+    """pgaudit: AUDIT_TYPE,STATEMENT_ID,SUBSTATEMENT_ID,CLASS,COMMAND,OBJECT_TYPE,OBJECT_NAME,STATEMENT,PARAMETER.
+
+    `fields`: cut, since csv refuses a field of more than 131,072 characters.
+    """
     try:
         return next(csv.reader([fields], strict=False), [])
     except csv.Error:

@@ -115,6 +115,14 @@ def test_other_lines_are_ignored(raw: bytes) -> None:
     assert list(read_lines([raw])) == []
 
 
+def test_a_statement_of_any_length_gives_its_author() -> None:
+    long = f"ALTER ROLE app SUPERUSER /* , {'x' * 200_000} */"
+    for raw in (audit(long), audit(long.replace(",", "")), line(f"statement: {long}")):
+        command = one(raw)
+        assert (command.txid, command.login) == (725, "alice")
+        assert command.names == {"alter", "role", "app", "superuser"}
+
+
 def test_memberships_are_role_commands() -> None:
     for command, statement in (("GRANT ROLE", "GRANT dba TO app"), ("REVOKE ROLE", "REVOKE dba FROM app")):
         assert one(audit(statement, command)).names >= {"dba", "app"}
