@@ -165,7 +165,7 @@ class ChangedRole:
     """A role that someone changed.
 
     `xmins`: of its rows with the change, if they were read before the repair. `since`: the role was as declared then,
-    by the server's clock; without `xmins`, only later commands count.
+    by the server's clock.
     """
 
     role_name: str
@@ -178,20 +178,31 @@ def find_author(commands: Iterable[RoleCommand], changed: ChangedRole, own_login
 
     Proof is TRANSACTION if a command of pgaudit has the transaction id of a changed row, or names the role and has an
     id at most MOST_BELOW below (the row was written in a subtransaction). Otherwise the last command that names the
-    role, with proof LOG. `own_login`: the controller's, whose commands are left out. None if no command fits.
+    role, with proof LOG. `own_login`: the controller's, whose commands are left out, and rows that they wrote as well:
+    the drift removed a later one. None if no command fits.
+
+    Before `since`, only the command that wrote the row counts, with proof LOG: it may have been committed later, or be
+    of an earlier change, if the drift removed a row.
     """
-    others = [one for one in reversed(list(commands)) if not _is_own(one, own_login)]
+    latest = [*reversed(list(commands))]
+    others = [one for one in latest if not _is_own(one, own_login)]
+    own_ids = {one.txid for one in latest if _is_own(one, own_login)}
     naming = [one for one in others if changed.role_name in one.names]
-    for xmin in changed.xmins:
-        for one in (*naming, *others):
-            if one.txid >= 3 and one.txid == xmin:
+    recent = [one for one in naming if _is_since(one, changed.since)]
+    written = [xmin for xmin in changed.xmins if xmin >= 3 and xmin not in own_ids]
+    for xmin in written:
+        for one in (*recent, *others):
+            if one.txid == xmin and _is_since(one, changed.since):
                 return one.to_author(Evidence.TRANSACTION)
-        for one in naming:
+        for one in recent:
             if one.txid >= 3 and 0 < (xmin - one.txid) % _XIDS <= MOST_BELOW:
                 return one.to_author(Evidence.TRANSACTION)
-    since = changed.since
-    recent = [one for one in naming if since is None or (one.time is not None and one.time >= since)]
-    return recent[0].to_author(Evidence.LOG) if recent else None
+    found = recent or [one for one in naming if one.txid in written]
+    return found[0].to_author(Evidence.LOG) if found else None
+
+
+def _is_since(command: RoleCommand, since: datetime | None) -> bool:
+    return since is None or (command.time is not None and command.time >= since)
 
 
 def _is_own(command: RoleCommand, own_login: str) -> bool:

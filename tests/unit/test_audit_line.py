@@ -11,6 +11,10 @@ from hypothesis import strategies as st
 from pgrole_controller.core.audit_line import MOST_BELOW, ChangedRole, RoleCommand, find_author, read_lines
 from pgrole_controller.core.privileges.privilege_result import Evidence
 
+#: When the lines were written, unless they say something else.
+AT = datetime(2026, 11, 22, 18, 17, 37, 326000, tzinfo=UTC)
+LATER = "2026-11-22 19:17:37.326 UTC"
+
 
 def line(message: str, **changed: Any) -> bytes:
     """As PostgreSQL 15 and pgaudit 1.7 write it."""
@@ -49,7 +53,7 @@ def test_a_pgaudit_line_gives_transaction_command_client_time_and_names() -> Non
     command = one(audit("ALTER ROLE app CREATEDB"))
     assert (command.txid, command.command, command.login) == (725, "ALTER ROLE", "alice")
     assert (command.application, command.address) == ("psql", "127.0.0.1")
-    assert command.time == datetime(2026, 11, 22, 18, 17, 37, 326000, tzinfo=UTC)
+    assert command.time == AT
     assert "app" in command.names
 
 
@@ -187,10 +191,38 @@ class TestAuthor:
         assert disguised.login == "own"
 
     def test_without_an_id_only_commands_since_the_role_last_matched_are_considered(self) -> None:
-        at = datetime(2026, 11, 22, 18, 17, 37, 326000, tzinfo=UTC)
         commands = [one(audit("ALTER ROLE app LOGIN"))]
-        assert find_author(commands, ChangedRole("app", since=at)) is not None
-        assert find_author(commands, ChangedRole("app", since=at + timedelta(seconds=1))) is None
+        assert find_author(commands, ChangedRole("app", since=AT)) is not None
+        assert find_author(commands, ChangedRole("app", since=AT + timedelta(seconds=1))) is None
+
+    def test_a_removed_row_is_not_blamed_on_who_caused_the_drift_before(self) -> None:
+        """The latest row that remains is the controller's, which corrected that drift."""
+        alice = audit("ALTER ROLE app CREATEDB", txid=899)
+        own = audit("ALTER ROLE app NOCREATEDB", txid=900, user="own", application_name="pgrole-controller work")
+        revoked = audit("REVOKE dba FROM app", "REVOKE ROLE", txid=950, user="bob", timestamp=LATER)
+        commands = [*read_lines([alice, own, revoked])]
+        for since in (AT + timedelta(seconds=1), None):
+            found = find_author(commands, ChangedRole("app", (900,), since), own_login="own")
+            assert found is not None
+            assert (found.proof, found.login) == (Evidence.LOG, "bob")
+        assert find_author(commands[:2], ChangedRole("app", (900,), AT + timedelta(seconds=1)), own_login="own") is None
+
+    def test_a_removed_row_is_not_blamed_on_who_wrote_another_one_long_ago(self) -> None:
+        commented, dropped = audit("ALTER ROLE app CREATEDB", txid=899), audit("DROP ROLE x", txid=850, user="carol")
+        revoked = audit("REVOKE dba FROM app", "REVOKE ROLE", txid=950, user="bob", timestamp=LATER)
+        commands = [*read_lines([dropped, commented, revoked])]
+        for xmin in (899, 900, 850):
+            found = find_author(commands, ChangedRole("app", (xmin,), AT + timedelta(seconds=1)))
+            assert found is not None
+            assert (found.proof, found.login) == (Evidence.LOG, "bob")
+
+    def test_who_wrote_the_row_long_before_the_drift_was_found_is_named_with_less_proof(self) -> None:
+        """The transaction was long, or its repair was held back."""
+        commands = [one(audit("ALTER ROLE app CREATEDB", txid=899))]
+        found = find_author(commands, ChangedRole("app", (899,), AT + timedelta(seconds=1)))
+        assert found is not None
+        assert (found.proof, found.login) == (Evidence.LOG, "alice")
+        assert find_author(commands, ChangedRole("app", (900,), AT + timedelta(seconds=1))) is None
 
     def test_no_author_is_found_without_a_matching_command(self) -> None:
         assert find_author([one(audit("ALTER ROLE other LOGIN", txid=7))], ChangedRole("app", (9,))) is None
