@@ -177,16 +177,18 @@ def find_author(commands: Iterable[RoleCommand], changed: ChangedRole, own_login
     """Who changed the role, by the log. `commands`: oldest first.
 
     Proof is TRANSACTION if a command of pgaudit has the transaction id of a changed row, or names the role and has an
-    id at most MOST_BELOW below (the row was written in a subtransaction). Otherwise the last command that names the
-    role, with proof LOG. `own_login`: the controller's, whose commands are left out, and rows that they wrote as well:
-    the drift removed a later one. None if no command fits.
+    id at most MOST_BELOW below (the row was written in a subtransaction) and not below that of a repair. Otherwise the
+    last command that names the role, with proof LOG. `own_login`: the controller's, whose commands are left out, and
+    rows that they wrote as well: the drift removed a later one. None if no command fits.
 
     Before `since`, only the command that wrote the row counts, with proof LOG: it may have been committed later, or be
     of an earlier change, if the drift removed a row.
     """
     latest = [*reversed(list(commands))]
     others = [one for one in latest if not _is_own(one, own_login)]
-    own_ids = {one.txid for one in latest if _is_own(one, own_login)}
+    own = [one for one in latest if _is_own(one, own_login)]
+    own_ids = {one.txid for one in own}
+    repairs = {one.txid for one in own if one.txid >= 3 and changed.role_name in one.names}
     naming = [one for one in others if changed.role_name in one.names]
     recent = [one for one in naming if _is_since(one, changed.since)]
     written = [xmin for xmin in changed.xmins if xmin >= 3 and xmin not in own_ids]
@@ -194,8 +196,9 @@ def find_author(commands: Iterable[RoleCommand], changed: ChangedRole, own_login
         for one in (*recent, *others):
             if one.txid == xmin and _is_since(one, changed.since):
                 return one.to_author(Evidence.TRANSACTION)
+        most = min([MOST_BELOW, *((xmin - repair) % _XIDS for repair in repairs)])
         for one in recent:
-            if one.txid >= 3 and 0 < (xmin - one.txid) % _XIDS <= MOST_BELOW:
+            if one.txid >= 3 and 0 < (xmin - one.txid) % _XIDS <= most:
                 return one.to_author(Evidence.TRANSACTION)
     found = recent or [one for one in naming if one.txid in written]
     return found[0].to_author(Evidence.LOG) if found else None

@@ -172,6 +172,20 @@ class TestAuthor:
         assert far is not None
         assert far.proof is Evidence.LOG
 
+    def test_a_command_that_the_controller_answered_since_proves_nothing_about_a_later_row(self) -> None:
+        def find(repaired: str, txid: int) -> Evidence:
+            own = audit(
+                f"ALTER ROLE {repaired} LOGIN", txid=txid, user="own", application_name="pgrole-controller work"
+            )
+            commands = [*read_lines([audit("ALTER ROLE app NOLOGIN", txid=1000), own])]
+            found = find_author(commands, ChangedRole("app", (1003,)), own_login="own")
+            assert found is not None
+            assert found.login == "alice"
+            return found.proof
+
+        assert find("app", 1001) is Evidence.LOG
+        assert find("other", 1001) is find("app", 999) is find("app", 1004) is Evidence.TRANSACTION
+
     def test_transaction_ids_wrap_around(self) -> None:
         found = find_author([one(audit("ALTER ROLE app LOGIN", txid=2**32 - 1))], ChangedRole("app", (4,)))
         assert found is not None
