@@ -57,8 +57,8 @@ _DRIFT_SECONDS = 10.0
 _PAUSE_SECONDS = 0.01
 _RETRY = Backoff(1.0, 60.0)
 
-#: What shares one row: object, role, fields, whether corrected; the minute and, unless they are its first, the
-#: values; or, of a reported drift, values and rows.
+#: What shares one row: object, role, fields, whether corrected; the minute and, unless they are its first, the values
+#: and the login; or, of a reported drift, values and rows.
 _Identity = tuple[str, str, str, bool, str]
 
 Name = TypeVar("Name")
@@ -235,8 +235,9 @@ class Attributor:
             del self._rows[identity]
 
     def _add_row(self, drift: RoleDrift, by: DriftAuthor, xmins: tuple[int, ...] = ()) -> None:
-        """Adds a row to write. Equal drifts of one minute share a row; so does a reported drift with itself after a
-        restart. A drift that only a claim tells has no values: it shares the first row of its minute.
+        """Adds a row to write. Equal drifts of one minute share a row, unless different logins caused them; so does a
+        reported drift with itself after a restart. A drift that only a claim tells has no values: it shares the first
+        row of its minute.
         """
         values = repr(sorted(drift.values.items()))
         told_apart_by = f"{drift.at:%Y-%m-%dT%H:%M}" if drift.corrected else f"({values}, {xmins})"
@@ -245,7 +246,10 @@ class Attributor:
         if known is not None and drift.values and known.values != drift.values:
             identity = *identity[:-1], f"{told_apart_by} {values}"
             known = self._recent.get(identity)
-        before = self._rows.pop(identity, None)
+        if known is not None and known.by.login and by.login and known.by.login != by.login:
+            identity = *identity[:-1], f"{identity[-1]} {by.login!r}"
+            known = self._recent.get(identity)
+        before = self._rows.pop(identity, None) or known
         row = RecordedDrift(
             drift.role_name,
             drift.fields,

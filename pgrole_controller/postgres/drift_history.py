@@ -4,8 +4,8 @@ A repairing transaction records its drifts itself, so a committed repair has its
 Another database's rows are copied to the home database, at least once, identified by their uuid. Statements of role DDL
 are never recorded.
 
-Equal drifts of a minute share a row, so a contest adds one row a minute. A drift that is only reported is recorded
-once, by its `key`, whatever number of resyncs finds it.
+Equal drifts of a minute by one login share a row, so a contest adds a row a minute for each. A drift that is only
+reported is recorded once, by its `key`, whatever number of resyncs finds it.
 
 Leave the history out of dumps with `pg_dump --exclude-table-data='pgrole.*'`.
 """

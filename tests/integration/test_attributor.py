@@ -16,12 +16,13 @@ import pytest_asyncio
 from pgrole_controller.controller import attributor as attributor_module
 from pgrole_controller.controller.attributor import MOST_WAITING, Attributor
 from pgrole_controller.controller.server_config import ServerConfig
+from pgrole_controller.core.audit_line import ChangedRole
 from pgrole_controller.core.backoff import Backoff
 from pgrole_controller.core.claim import Claim, Owner
 from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.errors import Reason, Transient
 from pgrole_controller.core.policy import ServerPolicy
-from pgrole_controller.core.privileges.privilege_result import DriftAuthor
+from pgrole_controller.core.privileges.privilege_result import DriftAuthor, Evidence
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.role_drift import RoleDrift
 from pgrole_controller.local.postgres import PostgresServer
@@ -103,6 +104,33 @@ async def test_different_drifts_of_one_field_within_a_minute_have_a_row_each(hom
         home.attributor.note_claim(claim)
         await anyio.sleep(0.3)
     assert await home.rows() == rows, "a restarted controller knows only the claim"
+
+
+async def test_equal_drifts_of_two_people_within_a_minute_have_a_row_each(
+    home: HistoryHome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authors = {
+        0: DriftAuthor(Evidence.TRANSACTION, "alice"),
+        1: DriftAuthor(),
+        2: DriftAuthor(Evidence.TRANSACTION, "bob"),
+        3: DriftAuthor(Evidence.LOG, "alice"),
+        4: DriftAuthor(Evidence.LOG, "bob"),
+    }
+
+    async def find(_self: object, _connection: Connection, changed: ChangedRole) -> DriftAuthor:
+        return authors[changed.xmins[0]]
+
+    monkeypatch.setattr(RoleAttribution, "find_author", find)
+    async with home.running():
+        for number in authors:
+            home.attributor.note(KEY, replace(DRIFT, at=NOW + timedelta(seconds=number)), (number,))
+
+            async def is_recorded(number: int = number) -> bool:
+                return await home.hand.fetchval("SELECT sum(count) FROM pgrole.history") == number + 1
+
+            assert await reached(is_recorded, DEADLINE)
+    rows = await home.hand.fetch("SELECT login, count, proof FROM pgrole.history ORDER BY login")
+    assert [tuple(row) for row in rows] == [("alice", 3, "Transaction"), ("bob", 2, "Transaction")]
 
 
 async def test_a_reported_drift_is_recorded_once_until_it_disappears(home: HistoryHome) -> None:
