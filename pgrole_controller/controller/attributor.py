@@ -82,14 +82,20 @@ class Attributor:
         self._rows: OrderedDict[_Identity, RecordedDrift] = OrderedDict()  # not yet written
         self._changed = Signal()
 
-    def note(self, key: Key, drift: RoleDrift, xmins: tuple[int, ...] = ()) -> None:
+    def note(
+        self, key: Key, drift: RoleDrift, xmins: tuple[int, ...] = (), observed_at: datetime | None = None
+    ) -> RoleDrift:
         """Notes a drift that was repaired or, once for all resyncs, reported. `xmins`: of the role's rows before the
-        repair.
+        repair. Returns it as noted: one that was reported before as it was then; one that followed another, of the
+        same fields too, with the time at which it was observed.
         """
         if not drift.corrected:
             standing = self._reported.get(key)
-            if standing is not None and (standing.uid, standing.fields) == (drift.uid, drift.fields):
-                return
+            if standing is not None and standing.is_observed_as(drift):
+                return standing
+            if standing is not None:
+                self.note_unreported(key)
+                drift = replace(drift, at=observed_at or drift.at)
             self._reported[key] = drift
         else:
             _keep(self._noted, drift.role_name, drift.at, MOST_NOTED)
@@ -99,6 +105,7 @@ class Attributor:
         while len(self._waiting) > MOST_WAITING:
             self._add_row(self._waiting.popitem(last=False)[1][0], DriftAuthor())
         self._changed.set()
+        return drift
 
     def note_unreported(self, key: Key) -> None:
         """Notes that no drift of this object is reported any more: the next one may have another cause."""

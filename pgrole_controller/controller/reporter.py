@@ -114,6 +114,7 @@ class Reporter:
             self._finalizers.put(result.key.namespace, (logs.current_reconcile_id(), result))
             return
         if stored is not None and outcome is not None and not self._keeps_status(result):
+            drift = result.drift
             details = StatusDetails(
                 result.claim,
                 result.reported if outcome.reason is Reason.DRIFT_REPORTED else (),
@@ -123,6 +124,7 @@ class Reporter:
                 result.cause,
                 result.offer,
                 exposes_all=result.exposes_all,
+                reported_at=drift.at if drift is not None and not drift.corrected else None,
             )
             self._statuses.put(PendingStatus(stored, outcome, details, logs.current_reconcile_id()))
         self._endings.end(result)

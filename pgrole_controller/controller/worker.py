@@ -339,7 +339,9 @@ class ServerWorker:
         """Asks who caused the drift, and adds the answer to an earlier question."""
         attributor = self.attributor
         if result.drift is not None:
-            attributor.note(result.key, result.drift, noted.get(result.drift.oid, ()))
+            xmins = noted.get(result.drift.oid, ())
+            drift = attributor.note(result.key, result.drift, xmins, result.observed_at)
+            result = replace(result, drift=drift)
         if result.decided and (result.drift is None or result.drift.corrected):
             attributor.note_unreported(result.key)
         if result.claim is not None:

@@ -30,6 +30,11 @@ class RoleDrift:
     at: datetime
     values: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
+    def is_observed_as(self, other: "RoleDrift") -> bool:
+        """Whether the same fields of the same object were observed with the same values."""
+        ours, theirs = ({name: pair.get("observed") for name, pair in one.values.items()} for one in (self, other))
+        return (self.uid, self.fields, ours) == (other.uid, other.fields, theirs)
+
 
 @dataclass(frozen=True, slots=True)
 class FoundCause:

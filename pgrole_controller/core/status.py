@@ -39,7 +39,8 @@ _LARGEST_COUNT = 2**63 - 1  # format int64
 @dataclass(frozen=True, slots=True)
 class StatusDetails:
     """What status contains besides conditions. `reported` are the fields whose drift was reported and not corrected;
-    `observed_at`: when the role was read, by the server's clock; None: it was not.
+    `reported_at`: when that was first observed; None: the previous status tells. `observed_at`: when the role was read,
+    by the server's clock; None: it was not.
 
     `privileges`: None if there are none, or if nothing is known of them. `cause`: of a drift of the role, if it is
     known. `offer`: drift of the role that can be approved. `earlier`: drifts of the role that were corrected before the
@@ -56,6 +57,7 @@ class StatusDetails:
     offer: RoleOffer | None = None
     earlier: tuple[DriftRecord, ...] = ()
     exposes_all: bool | None = None
+    reported_at: datetime | None = None
 
     def following(self, before: "StatusDetails") -> "StatusDetails":
         """Returns these with the corrected drifts of others that were never written."""
@@ -162,7 +164,7 @@ def _record_reported(previous: Mapping[str, Any], details: StatusDetails, now: d
     """Returns the drift of the role itself that is only reported."""
     fields, cause = details.reported, details.cause
     by = cause.by if cause and not cause.drift.corrected and cause.drift.fields == fields else DriftAuthor()
-    seen = find_reported_time(previous, fields) or details.observed_at or now
+    seen = details.reported_at or find_reported_time(previous, fields) or details.observed_at or now
     return DriftRecord(seen, fields, corrected=False, count=len(fields), by=by)
 
 

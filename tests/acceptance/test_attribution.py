@@ -117,6 +117,24 @@ async def test_a_reported_drift_has_one_history_row_however_often_it_is_found(st
                 await controller.rest()
 
 
+async def test_a_second_reported_drift_of_a_field_names_its_own_author(stage: Stage) -> None:
+    role = name_role()
+    async with running(stage.controller()), stage.database() as database:
+        await stage.kube.apply("app", name=role, connectionLimit=7, drift={"policy": "Report"})
+        await stage.kube.wait_ready("app")
+        times: list[str] = []
+        for login, limit in (("mallory", 8), ("niaj", 9)):
+            async with person(stage.postgres, login) as who:
+                await anyio.sleep(1.1 if times else 0.0)  # times in status have whole seconds
+                await who.execute(f"ALTER ROLE {role} CONNECTION LIMIT {limit}")
+                obj = await stage.kube.wait_for("app", caused_by(login), f"{login} caused it")
+                rows = await history(database, role, login)
+            times.append(obj["status"]["lastDrift"]["time"])
+        assert [row["login"] for row in rows] == ["mallory", "niaj"]
+        assert times == sorted(set(times))
+        assert [entry["by"]["login"] for entry in obj["status"]["driftHistory"]] == ["niaj", "mallory"]
+
+
 @pytest.mark.since(15, "jsonlog")
 @pytest.mark.slow
 async def test_the_statement_log_names_the_author_and_no_statement_is_stored(

@@ -145,6 +145,34 @@ async def test_a_reported_drift_is_recorded_once_until_it_disappears(home: Histo
         await home.wait_rows(lambda rows: len(rows) == 2)
 
 
+async def test_another_reported_drift_of_the_same_fields_is_recorded_with_its_own_author(home: HistoryHome) -> None:
+    name = f"r{secrets.token_hex(4)}"
+    drifts = [
+        replace(DRIFT, role_name=role, corrected=False, oid=0, fields=("memberOf",), values={"memberOf": values})
+        for role, values in (
+            (name, {"declared": "", "observed": "dba"}),
+            ("unknown", {"declared": "", "observed": "dba, payroll"}),
+        )
+    ]
+    await home.hand.execute(f"CREATE ROLE {name}")
+
+    async def is_found() -> bool:
+        return home.attributor.find_cause(KEY) is not None
+
+    async with home.running():
+        assert home.attributor.note(KEY, drifts[0], observed_at=NOW) is drifts[0]
+        assert await reached(is_found, DEADLINE)
+        declared = replace(drifts[0], values={"memberOf": {"declared": "x", "observed": "dba"}})
+        assert home.attributor.note(KEY, declared, observed_at=NOW + timedelta(hours=1)) is drifts[0]
+        second = home.attributor.note(KEY, drifts[1], observed_at=NOW + timedelta(hours=2))
+        assert second == replace(drifts[1], at=NOW + timedelta(hours=2))
+        assert not await is_found()
+        assert home.attributor.note(KEY, drifts[1], observed_at=NOW + timedelta(hours=3)) is second
+        await home.wait_rows(lambda rows: [row[0] for row in rows] == [name, "unknown"])
+        assert not await is_found()
+    await home.hand.execute(f"DROP ROLE {name}")
+
+
 async def test_the_author_of_a_reported_drift_is_forgotten_when_it_disappears(home: HistoryHome) -> None:
     name = f"r{secrets.token_hex(4)}"
     reported = replace(DRIFT, role_name=name, corrected=False, oid=0)

@@ -229,6 +229,19 @@ def test_drift_that_is_reported_again_after_it_was_undone_is_another_drift() -> 
     assert [(one["time"][11:13], "by" in one) for one in again["driftHistory"]] == [("08", False), ("07", True)]
 
 
+def test_another_reported_drift_of_the_same_fields_has_its_own_time_and_author() -> None:
+    outcome = of_read_back(Plan("app", reported=("createdb",)))
+    claim = replace(CLAIM, last_drift_at=None, last_drift_fields=())
+    by_alice = FoundCause(replace(DRIFT, fields=("createdb",), corrected=False), BY)
+    first = build(outcome, claim=claim, reported=("createdb",), cause=by_alice, reported_at=NOW)
+    assert first["lastDrift"]["by"]["login"] == "alice"
+    same = build(outcome, first, now=LATER, claim=claim, reported=("createdb",), reported_at=NOW)
+    assert same["lastDrift"] == first["lastDrift"]
+    other = build(outcome, first, now=LATER, claim=claim, reported=("createdb",), reported_at=LATER)
+    assert (other["lastDrift"]["time"], other["lastDrift"]["by"]) == ("2026-05-06T08:08:09Z", NOBODY)
+    assert [(one["time"][11:13], "by" in one) for one in other["driftHistory"]] == [("08", False), ("07", True)]
+
+
 def test_a_long_message_is_cut() -> None:
     status = build(of_error(Refused(Reason.INVALID_SPEC, "x" * 10_000)))
     assert len(status["conditions"][0]["message"]) == 2048
