@@ -16,6 +16,7 @@ reader.
 Caveats: files that were begun and ended between two reads are skipped.
 """
 
+import json
 import logging
 from collections import deque
 from collections.abc import Collection
@@ -207,6 +208,20 @@ async def read_role_xmins(connection: Connection, oid: int, fields: Collection[s
         return ()
     xmins = [row.get("xmin", int) for row in rows]
     return tuple(dict.fromkeys(xmins))
+
+
+def parse_noted_rows(noted: str) -> dict[int, tuple[int, ...]]:
+    """Returns, by oid, what sql/attribution/note_rows.sql noted; the last line about a role counts."""
+    found: dict[int, tuple[int, ...]] = {}
+    for line in noted.splitlines():
+        try:
+            roles = json.loads(line)
+        except (ValueError, RecursionError):  # cut, or not noted by this session
+            continue
+        for oid, some in roles.items() if type(roles) is dict else ():
+            if oid.isdecimal() and type(some) is list:
+                found[int(oid)] = tuple(xmin for xmin in some if type(xmin) is int)
+    return found
 
 
 async def _ask(connection: Connection, statement: str, name: str, *arguments: object) -> list[Row]:

@@ -46,6 +46,7 @@ from pgrole_controller.postgres.errors import convert_unexpected, translate_erro
 from pgrole_controller.postgres.fence import Candidate, Fence, stand_by, take_lead
 from pgrole_controller.postgres.missing_privileges import PARAMETER_GRANTS_VERSION
 from pgrole_controller.postgres.poll import Poller
+from pgrole_controller.postgres.role_attribution import parse_noted_rows
 from pgrole_controller.postgres.rows import fetch_row, query_each
 from pgrole_controller.postgres.schema import SchemaState, is_current
 from pgrole_controller.postgres.server_catalog import HeldQuestion, read_owning, read_unheld
@@ -186,14 +187,11 @@ class Session:
         return await read_suspects(self._connection, role_names)
 
     async def read_noted_rows(self) -> dict[int, tuple[int, ...]]:
-        """By oid of the roles of the last repair with `notes_rows`: which transactions wrote them before it."""
+        """By oid of the roles that were repaired with `notes_rows` since this was last asked: which transactions wrote
+        them before it, latest first.
+        """
         query = resources.text("sql", "attribution", "noted_rows.sql")
-        found = (await fetch_row(self._connection, "", query)).object("drifted")
-        return {
-            int(oid): tuple(xmin for xmin in some if type(xmin) is int)
-            for oid, some in found.items()
-            if oid.isdecimal() and type(some) is list
-        }
+        return parse_noted_rows((await fetch_row(self._connection, "", query)).text("drifted"))
 
     async def apply_plans(
         self, plans: Sequence[Plan], *, enforcing: bool = False, notes_rows: bool = False

@@ -1,7 +1,8 @@
 -- Which transactions wrote what these roles consist of, the latest first? Noted in the session before a repair overwrites it,
--- for a later question. Only roles that may read pg_authid can ask.
+-- for a later question (sql/attribution/noted_rows.sql): one line for each transaction that repairs, after those that are noted
+-- already. Only roles that may read pg_authid can ask.
 -- drifted_roles: an array of oids
-SELECT pg_catalog.set_config('pgrole.drifted', coalesce((
+SELECT pg_catalog.set_config('pgrole.drifted', right(coalesce(current_setting('pgrole.drifted', true), ''), 100000) || E'\n' || coalesce((
     SELECT json_object_agg(o.oid, ARRAY(
         SELECT r.xmin
         FROM (

@@ -12,7 +12,7 @@ from pgrole_controller.core.claim import Owner
 from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.ddl import quote_identifier, quote_literal, statements
 from pgrole_controller.core.decision import decide
-from pgrole_controller.core.diff import diff
+from pgrole_controller.core.diff import SetAttribute, SetParameter, diff
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.password import (
     DesiredPassword,
@@ -33,7 +33,9 @@ from pgrole_controller.postgres.capabilities import identify
 from pgrole_controller.postgres.claim_store import HomeConnection
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.database_claims import DatabaseClaims
-from pgrole_controller.postgres.schema import install
+from pgrole_controller.postgres.role_attribution import read_role_xmins
+from pgrole_controller.postgres.schema import SchemaState, install
+from pgrole_controller.postgres.session import Session
 from tests.roles import GROUPS, names, roles, texts
 from tests.servers import Servers
 
@@ -163,6 +165,33 @@ async def test_any_existing_role_becomes_as_declared_and_a_second_plan_is_empty(
         assert second.pending == ()
     finally:
         await clean(connection, desired_role.name)
+
+
+async def test_which_transactions_wrote_the_roles_is_known_of_each_that_is_repaired_alone(
+    connection: Connection, server: PostgresServer
+) -> None:
+    """A batch falls apart: one repair fails, and each of the others has a transaction of its own."""
+    identity = await identify(connection)
+    session = Session(identity, SchemaState.PRESENT, CLUSTER, DatabaseClaims(), connection)
+    names_ = [f"drifted{number}" for number in range(4)]
+    plans = []
+    async with connect(Endpoint(server.dsn()), "hand") as hand:
+        for name in names_:
+            await hand.execute(f"CREATE ROLE {name} CREATEDB")
+            oid = int(await hand.fetchval("SELECT oid FROM pg_roles WHERE rolname = $1", name))
+            plans.append(Plan(name, (SetAttribute(name, "createdb", False),), oid, name, drift=("createdb",)))
+        written = {plan.oid: await read_role_xmins(hand, plan.oid or 0) for plan in plans}
+        plans[1] = replace(plans[1], changes=(SetParameter(names_[1], None, "no_such_parameter", "1"),))
+        try:
+            await connection.execute("SELECT set_config('pgrole.drifted', E'[]\n{\"7\": [8', false)")
+            failures = await session.apply_plans(plans[:3], notes_rows=True)
+            assert [failure is None for failure in failures] == [True, False, True]
+            assert await session.apply_plans(plans[3:], notes_rows=True) == [None]
+            noted = await session.read_noted_rows()
+            assert noted == {plan.oid: written[plan.oid] for plan in (plans[0], plans[2], plans[3])}
+            assert await session.read_noted_rows() == {}, "each is asked about once"
+        finally:
+            await clean(hand, *names_)
 
 
 @pytest.mark.parametrize(
