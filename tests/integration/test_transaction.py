@@ -180,7 +180,7 @@ async def test_which_transactions_wrote_the_roles_is_known_of_each_that_is_repai
             await hand.execute(f"CREATE ROLE {name} CREATEDB")
             oid = int(await hand.fetchval("SELECT oid FROM pg_roles WHERE rolname = $1", name))
             plans.append(Plan(name, (SetAttribute(name, "createdb", False),), oid, name, drift=("createdb",)))
-        written = {plan.oid: await read_role_xmins(hand, plan.oid or 0) for plan in plans}
+        written = {plan.oid: await read_role_xmins(hand, plan.oid or 0, ("createdb",)) for plan in plans}
         plans[1] = replace(plans[1], changes=(SetParameter(names_[1], None, "no_such_parameter", "1"),))
         try:
             await connection.execute("SELECT set_config('pgrole.drifted', E'[]\n{\"7\": [8', false)")
