@@ -16,6 +16,7 @@ from pgrole_controller.core.server_options import DatabasesConfig
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
+from pgrole_controller.postgres.diagnosis import read_server_facts
 from pgrole_controller.postgres.privileges.database_schema import install_database
 from pgrole_controller.postgres.schema import install
 from pgrole_controller.postgres.session_settings import PINNED
@@ -367,6 +368,12 @@ async def test_event_triggers_that_the_controller_turns_off_for_itself_are_no_pr
     assert PROBLEM in states(found)
     await admin.execute(f"DROP ROLE {quoted('plain_' + patient.login)}")
     await admin.execute(f"ALTER DATABASE {quoted(patient.database)} RESET pgrole.home")
+
+
+async def test_the_language_of_the_log_is_read(patient: Patient) -> None:
+    await patient.admin.execute(f"ALTER DATABASE {quoted(patient.database)} SET lc_messages = 'POSIX'")
+    async with connect(Endpoint(patient.admins_dsn), "doctor") as looking:
+        assert (await read_server_facts(looking)).settings["lc_messages"] == "POSIX"
 
 
 async def test_the_printed_statements_fix_harmful_settings(server: PostgresServer) -> None:

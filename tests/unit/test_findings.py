@@ -256,6 +256,27 @@ def test_settings_that_the_source_of_attribution_lacks_have_remedies(
     assert [one[: len(text)] for one, text in zip(found, expected, strict=False)] == expected
 
 
+@pytest.mark.parametrize(
+    ("audit", "language", "warned"),
+    [
+        (AuditSource.STATEMENTS, "de_DE.UTF-8", True),
+        (AuditSource.STATEMENTS, "German_Germany.1252", True),
+        (AuditSource.PGAUDIT, "de_DE.UTF-8", False),
+        (AuditSource.NEVER, "de_DE.UTF-8", False),
+        *((AuditSource.STATEMENTS, one, False) for one in ("", "C", "C.UTF-8", "POSIX", "en_GB.UTF-8", "en-US")),
+    ],
+)
+def test_a_statement_log_in_another_language_than_english_is_a_warning(
+    audit: AuditSource, language: str, warned: bool
+) -> None:
+    log = {"log_destination": "jsonlog", "logging_collector": "on", "log_statement": "ddl"}
+    known = {"shared_preload_libraries": "pgaudit", "pgaudit.log": "role", "lc_messages": language}
+    facts = replace(SERVER, settings={**SERVER.settings, **log, **known})
+    found = attribution_findings.judge_attribution("s", facts, replace(ROLE, superuser=True), audit)
+    assert ("ALTER SYSTEM SET lc_messages = 'C'" in commands(found)) is warned
+    assert any("lc_messages is" in finding.text for finding in found) is warned
+
+
 def test_settings_fixed_on_the_command_line_have_no_remedy() -> None:
     facts = replace(SERVER, settings={"fsync": "off"})
     assert commands(server_findings.judge_settings("s", facts)) != []

@@ -66,6 +66,11 @@ def _judge_log(
     if audit is AuditSource.STATEMENTS and facts.settings.get("log_statement") not in ("ddl", "mod", "all"):
         remedies = alter_system(facts, "log_statement", "'ddl'", reload=True)
         findings.append(Finding(area, check, WARNING, "auditLog is Statements, but log_statement is none", remedies))
+    language = facts.settings.get("lc_messages", "")
+    if audit is AuditSource.STATEMENTS and not _is_english(language):
+        text = f"auditLog is Statements, but lc_messages is {language[:40]}: translated lines are not recognised"
+        remedies = alter_system(facts, "lc_messages", "'C'", reload=True)
+        findings.append(Finding(area, check, WARNING, text, remedies))
     if not role.superuser and not role.reads_logs:
         remedies = (
             *sql("GRANT pg_monitor TO {}", role.name),
@@ -82,6 +87,11 @@ def _judge_log(
         )
         findings.append(Finding(area, check, WARNING, f'role "{role.name}" may not read the log', remedies))
     return findings
+
+
+def _is_english(locale: str) -> bool:
+    """Whether messages are in English in this locale. The empty one is the server's environment, which is not known."""
+    return locale in ("", "C", "POSIX") or locale.lower().startswith(("c.", "en_", "en-", "english"))
 
 
 def _audits_roles(setting: str) -> bool:
