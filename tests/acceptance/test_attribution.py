@@ -123,6 +123,8 @@ async def test_a_second_reported_drift_of_a_field_names_its_own_author(stage: St
         await stage.kube.apply("app", name=role, connectionLimit=7, drift={"policy": "Report"})
         await stage.kube.wait_ready("app")
         times: list[str] = []
+        rows: list[dict[str, Any]] = []
+        obj: Json = {}
         for login, limit in (("mallory", 8), ("niaj", 9)):
             async with person(stage.postgres, login) as who:
                 await anyio.sleep(1.1 if times else 0.0)  # times in status have whole seconds

@@ -126,7 +126,7 @@ async def test_equal_drifts_of_two_people_within_a_minute_have_a_row_each(
             home.attributor.note(KEY, replace(DRIFT, at=NOW + timedelta(seconds=number)), (number,))
 
             async def is_recorded(number: int = number) -> bool:
-                return await home.hand.fetchval("SELECT sum(count) FROM pgrole.history") == number + 1
+                return bool(await home.hand.fetchval("SELECT sum(count) FROM pgrole.history") == number + 1)
 
             assert await reached(is_recorded, DEADLINE)
     rows = await home.hand.fetch("SELECT login, count, proof FROM pgrole.history ORDER BY login")
