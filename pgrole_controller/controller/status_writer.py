@@ -101,6 +101,9 @@ _NOT_DECLARED = "not declared in schema"
 #: How long they are left out after such a refusal, in seconds.
 OLDER_CRDS_SECONDS = 60.0
 
+#: Answers that may stand however often the write is repeated.
+_REFUSALS = (403, 413, 422, 500)
+
 #: Fields of status that prove ownership of a role where no database does.
 _PROOF = ("role", "server")
 
@@ -277,8 +280,8 @@ class StatusWriter:
         try:
             written = await self._apply(stored, writing.status)
         except ApiError as error:
-            # A newer definition may refuse the object and thus every status: an Event can report it.
-            if error.status in (422, 500) and pending.key not in self._failed:
+            # The right is missing, or a newer definition refuses the object and thus every status: an Event can tell.
+            if error.status in _REFUSALS and pending.key not in self._failed:
                 self._announce(pending.outcome, before, stored)
             raise
         self._store.put(written, by=stored.key)

@@ -540,3 +540,32 @@ async def test_what_older_crds_refused_is_written_once_they_are_upgraded() -> No
             assert written is not None
             assert ("driftHistory" in written.object()["status"]) is not older
         tasks.cancel_scope.cancel()
+
+
+class RefusingApi(StatusApi):
+    """Refuses every write, with this status code."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__()
+        self.status = status
+        self.reachability = Reachability()
+
+    async def request(self, _method: str, path: str, *, body: dict[str, Any], **more: object) -> bytes:
+        await super().request(_method, path, body=body, **more)
+        raise ApiError(self.status, "", "refused")
+
+
+@in_timelapse
+@pytest.mark.parametrize("status", [403, 413, 422, 500])
+async def test_where_status_is_refused_an_event_tells_what_it_would_have_said_once(status: int) -> None:
+    store, api, seen, told = Store(index_pgrole), RefusingApi(status), made(1), list[Outcome]()
+    store.put(seen)
+    writer = StatusWriter(cast("Client", api), store, lambda outcome, *_: told.append(outcome), Signal())
+    refused = Outcome(Phase.STALLED, Reason.NOT_ALLOWED, "superuser is not allowed")
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(writer.run)
+        writer.put(PendingStatus(seen, refused))
+        await anyio.sleep(60.0)
+        tasks.cancel_scope.cancel()
+    assert api.asked > 1
+    assert told == [refused]
