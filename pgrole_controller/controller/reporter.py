@@ -20,8 +20,8 @@ from pgrole_controller.controller.queue import Endings
 from pgrole_controller.controller.result import Result
 from pgrole_controller.controller.status_writer import PendingStatus, StatusWriter, is_about
 from pgrole_controller.core.approval import tell_approval
-from pgrole_controller.core.errors import Reason, make_legible
-from pgrole_controller.core.next_attempt import FailedWrite
+from pgrole_controller.core.errors import PgRoleError, Reason, Refused, make_legible
+from pgrole_controller.core.next_attempt import FailedWrite, WriteError
 from pgrole_controller.core.outcome import LONGEST_MESSAGE, Outcome, of_error
 from pgrole_controller.core.plan import Action
 from pgrole_controller.core.privileges.privilege_result import News, PrivilegeNews, PrivilegeResult
@@ -63,6 +63,15 @@ _URGENT = (Action.CORRECTED, Action.RECLAIMED)
 _URGENT_NEWS = (News.DRIFT_CORRECTED, News.DRIFT_REPORTED)
 
 _WITHOUT_FIELDS = (Action.CREATED, Action.DROPPED, Action.ROTATED, Action.RECLAIMED)
+
+_FINALIZER_LOST = (
+    f"something removes finalizer {FINALIZER} as soon as it is set, probably an admission webhook: have it left "
+    "in place, or set spec.deletionPolicy to Retain. Until then the role is left as it is"
+)
+
+
+def _has_finalizer(stored: Stored) -> bool:
+    return FINALIZER in (stored.object()["metadata"].get("finalizers") or ())
 
 
 class Reporter:
@@ -165,6 +174,9 @@ class Reporter:
         try:
             work = partial(self._set_finalizer, result)
             failed = await attempt_write(self._client, result.key, WRITE_SECONDS, work)
+        except Refused as error:
+            self._report_error(error, result)
+            failed = FailedWrite(WriteError.REFUSED)
         except Exception as error:  # noqa: BLE001 -- one object's error
             self._report_unexpected(error, result)
             self._endings.fail(result.key)
@@ -173,20 +185,26 @@ class Reporter:
         return failed
 
     def _report_unexpected(self, error: Exception, result: Result) -> None:
-        outcome = of_error(contain(error, result.key))
+        self._report_error(contain(error, result.key), result)
+
+    def _report_error(self, error: PgRoleError, result: Result) -> None:
         if result.target.stored is not None:
-            pending = PendingStatus(result.target.stored, outcome, reconcile_id=logs.current_reconcile_id())
+            pending = PendingStatus(result.target.stored, of_error(error), reconcile_id=logs.current_reconcile_id())
             self._statuses.put(pending)
 
     async def _set_finalizer(self, result: Result) -> None:
+        """Raises KubeError, and Refused if the object does not keep the finalizer."""
         stored, present = result.target.stored, result.target.finalizer
         if stored is None:
             return
         if present is None:  # the object may be deleted now
             self._statuses.forget(stored.key)
-            if FINALIZER not in (stored.object()["metadata"].get("finalizers") or ()):
+            if not _has_finalizer(stored):
                 return
-        self._store.settle(stored, await apply_finalizer(self._client, PGROLES, stored, bool(present)))
+        written = await apply_finalizer(self._client, PGROLES, stored, bool(present))
+        self._store.settle(stored, written)
+        if present and written is not None and not _has_finalizer(written):
+            raise Refused(Reason.CONFLICT, _FINALIZER_LOST)
 
     def _record_action(self, result: Result) -> None:
         stored = result.target.stored

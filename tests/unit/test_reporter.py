@@ -507,6 +507,52 @@ async def test_an_object_that_is_gone_before_its_finalizer_is_set_is_forgotten(o
     assert objects.store.get(seen.key) is None
 
 
+class StrippingApi(StatusApi):
+    """Takes every finalizer from what is written, like a mutating admission webhook."""
+
+    reachability = Reachability()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.finalizers = 0
+        self.statuses: list[dict[str, Any]] = []
+
+    async def request(self, _method: str, path: str, *, body: dict[str, Any], **more: object) -> bytes:
+        written = json.loads(await super().request(_method, path, body=body, **more))
+        if "status" in path:
+            self.statuses.append(body["status"])
+        else:
+            self.finalizers += 1
+            assert self.finalizers < 100, "set again and again without a pause"
+        written["metadata"] |= {"finalizers": [], "resourceVersion": str(9 + len(self.statuses))}
+        return json.dumps(written).encode()
+
+
+@in_timelapse
+async def test_a_finalizer_that_does_not_stay_is_reported_and_set_again_with_back_off() -> None:
+    objects = Objects(Store(index_pgrole), Store(index_by_owner), Namespaces(cast("Client", None), Store()), "c1")
+    api, queue, seen = StrippingApi(), Queue(), made(1)
+    client = cast("Client", api)
+    objects.store.put(seen)
+    reporter = Reporter(client, objects.store, Endings(queue, objects.contests), Recorder(client))
+
+    async def reconcile() -> None:
+        while True:
+            for request in await queue.take("default", 1):
+                reporter.report(Result(Target(request.key, objects.store.get(request.key), finalizer=True)))
+
+    queue.put("default", Request(seen.key, RequestReason.OBJECT))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(reporter.run)
+        tasks.start_soon(reconcile)
+        await anyio.sleep(60.0)
+        tasks.cancel_scope.cancel()
+    assert 3 < api.finalizers < 12
+    ready = next(one for one in api.statuses[0]["conditions"] if one["type"] == "Ready")
+    assert (ready["status"], ready["reason"]) == ("False", "Conflict")
+    assert ready["message"].startswith("something removes finalizer pgrole.dev/drop")
+
+
 class OlderApi(StatusApi):
     """Has the CRDs of the previous release."""
 
