@@ -54,6 +54,7 @@ TIMING = WatchTiming(
     backoff_first=0.2,
     backoff_most=5.0,
     list_timeout=30.0,
+    denied=0.0,  # who may no longer see objects sees them no longer
     line_limit=LONGEST_ANSWER,
     page_limit=LONGEST_ANSWER,
 )

@@ -6,7 +6,7 @@ after some minutes, and the next one continues from there.
 Guarantees: a disconnect loses nothing: the watch continues from the last version, or everything is listed again and
 whatever disappeared is announced. Listeners are notified only if an object really differs from the stored one. A server
 that answers at once and uselessly is not polled in a tight loop. A server that was away is tried again as soon as it
-answers any request. Refusals are recorded in the store.
+answers any request. Refusals are recorded in the store, those of a server that may only be starting once they last.
 
 Caveat: several changes that occur while no watch is open are announced as one.
 """
@@ -40,6 +40,7 @@ METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v
 
 
 _PASSING = (408, 410, 429)  # answers below 500 where the request is not at fault
+_DENIED = (401, 403)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,7 @@ class WatchTiming:
     short: float = 5.0  # a watch that ends sooner counts as failed
     retry_after_most: float = 300.0
     list_timeout: float = 60.0
+    denied: float = 10.0  # once it listed, a server that starts refuses everyone until it has read its RBAC rules
     line_limit: int = LIMIT
     page_limit: int = LIMIT
 
@@ -121,6 +123,7 @@ class _Reflection:
         self._streak = Streak()
         self._version: str | None = None  # version to watch from; None: list first
         self._expired_at = -math.inf
+        self._denied_since: float | None = None
 
     async def round(self) -> None:
         """Lists if needed, watches once, then waits as long as the watch's end demands."""
@@ -141,7 +144,7 @@ class _Reflection:
             self._count("refused")
             if error.status != 429 and error.status < 500:
                 self._version = None  # the request was refused; also when the CRD was deleted and created again
-                if error.status not in _PASSING:
+                if error.status not in _PASSING and not self._may_be_starting(error):
                     self._store.refuse(str(error))
             await self._rest(error, min(error.retry_after or 0.0, self._timing.retry_after_most))
         except LineTooLong as error:
@@ -153,7 +156,17 @@ class _Reflection:
             log.debug("watch was silent", extra={"resource": self._resource.plural, "error": str(error)})
         except (BadStream, Unreachable, _Ended) as error:
             self._count("failed")
+            self._denied_since = None
             await self._rest(error)
+
+    def _may_be_starting(self, error: ApiError) -> bool:
+        """Whether the API server may refuse only because it has not read its RBAC rules: it listed this before."""
+        if error.status not in _DENIED or not self._store.listed:
+            return False
+        now = time.monotonic()
+        if self._denied_since is None:
+            self._denied_since = now
+        return now - self._denied_since < self._timing.denied
 
     def _count(self, cause: str) -> None:
         """Counts how a list or a watch ended."""
@@ -182,6 +195,7 @@ class _Reflection:
         version, listed = await self._pages(limit=self._timing.page)
         changes = await self._replace(listed)
         self._store.synced.set()
+        self._store.listed = True
         self._store.answered.set()
         metrics.LISTS.labels(self._resource.plural).inc()
         log.info(
@@ -307,6 +321,7 @@ class _Reflection:
                 line_limit=timing.line_limit,
                 accept=METADATA if self._metadata_only else JSON,
             ) as lines:
+                self._denied_since = None
                 self._store.allow()
                 log.debug("watching", extra={"resource": self._resource.plural, "version": version})
                 async for line in lines:

@@ -59,13 +59,14 @@ class Store:
     """Objects by key, with an optional index. Notifies its listeners of every change, whoever makes it.
 
     `index` returns, for a parsed object, the values under which `by_index` finds its key. The reflector sets the rest.
-    `synced`: set after the first complete list. `refused`: its message while it refuses to list or watch (Forbidden,
-    …), else None. `answered`: set once it has listed or refused. `allowed`: set when it no longer refuses; whoever
-    waits for it clears it.
+    `synced`: set after the first complete list. `listed`: whether there was one, even if it is in doubt now. `refused`:
+    its message while it refuses to list or watch (Forbidden, …), else None. `answered`: set once it has listed or
+    refused. `allowed`: set when it no longer refuses; whoever waits for it clears it.
     """
 
     def __init__(self, index: Callable[[dict[str, Any]], Iterable[str]] | None = None) -> None:
         self.synced = Signal()
+        self.listed = False
         self.refused: str | None = None
         self.answered = anyio.Event()
         self.allowed = Signal()

@@ -85,8 +85,10 @@ class Reachability:
         self._back = Signal()
 
     def note_answer(self, status: int) -> None:
-        """Records an answer, unless it comes from an overloaded server or a proxy without one."""
-        if status == 429 or status >= 500:
+        """Records an answer, unless it comes from an overloaded server, from a proxy without one, or, after an outage,
+        from a server that starts: it refuses everyone until it has read its RBAC rules.
+        """
+        if status == 429 or status >= 500 or (self._away and status in (401, 403)):
             return
         self._answered_at = self._clock()
         if self._away:

@@ -5,6 +5,7 @@ import json
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -689,11 +690,30 @@ async def test_a_refused_list_is_not_repeated_in_a_tight_loop(fake: FakeApiServe
 async def test_a_forbidden_watch_is_reported_until_it_is_allowed(fake: FakeApiServer, faked: Client) -> None:
     async with anyio.create_task_group() as tasks:
         fake.always["watch"] = refuse(403, "Forbidden")
-        followed = Followed(tasks, faked)
-        await until(lambda: fake.count("list") >= 3, "three lists")
+        followed = Followed(tasks, faked, timing=replace(QUICK, denied=0.3))
+        await until(lambda: followed.store.refused, "a refusal")
+        assert fake.count("list") >= 3
         assert followed.store.refused == "403 Forbidden: on purpose"
         del fake.always["watch"]
         await until(lambda: followed.store.refused is None, "no refusal")
+        tasks.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("status", [401, 403])
+async def test_a_server_that_starts_and_refuses_everyone_is_not_reported_as_a_refusal(
+    fake: FakeApiServer, faked: Client, status: int
+) -> None:
+    """It has not read its RBAC rules. What was doubted meanwhile is not refused either."""
+    fake.always["watch"] = refuse(status, "Forbidden")
+    async with anyio.create_task_group() as tasks:
+        followed = Followed(tasks, faked)
+        await followed.synced()
+        fake.always["list"] = refuse(status, "Forbidden")
+        followed.store.doubt()
+        await until(lambda: fake.count("list") >= 4, "refused lists")
+        assert followed.store.refused is None
+        fake.always.clear()
+        await followed.synced()
         tasks.cancel_scope.cancel()
 
 

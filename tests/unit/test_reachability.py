@@ -90,8 +90,8 @@ async def test_a_failure_while_other_requests_are_answered_is_not_an_outage() ->
         assert not await is_back(reachability, 200)
 
 
-@pytest.mark.parametrize("status", [429, 500, 503])
-async def test_an_overload_or_server_error_does_not_end_an_outage(status: int) -> None:
+@pytest.mark.parametrize("status", [401, 403, 429, 500, 503])
+async def test_a_server_that_is_overloaded_or_starts_does_not_end_an_outage(status: int) -> None:
     clock = [0.0]
     reachability = of(clock)
     clock[0] = SILENT_SECONDS
