@@ -56,7 +56,10 @@ WRITE_SECONDS = 1.5
 EVENT_SECONDS = 0.5
 
 #: How often the controller checks whether everything is listed again, in seconds.
-RELIST_SECONDS = 0.1
+RELIST_SECONDS = 0.02
+
+#: How long a new leader waits for its workers to take what PgServers declare by now, in seconds: that may need Secrets.
+DECLARE_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +182,7 @@ class _RunningController:
             lambda name: self._source.enqueue_server(name),
         )
         self._context.grantees.connect(self._servers.note_grantee, self._servers.note_privileges, self._announce)
-        self._relisted = Signal()
+        self._declared_again, self._relisted = Signal(), Signal()
         self._was_synced = False
         leadership.synced = self._is_synced
         self._health = health
@@ -232,14 +235,19 @@ class _RunningController:
         while True:
             await self._leadership.confirmed_again()
             while self._leadership.leading and self._leadership.stale:
-                self._is_synced()  # before it is doubted
                 count = self._leadership.confirmations
-                for store in self._declared():
-                    store.doubt()
                 self._relisted.pulse()
-                while not self._is_known():  # noqa: ASYNC110 -- a store may come to be refused meanwhile
-                    await anyio.sleep(RELIST_SECONDS)
+                await self._list_declared()
                 self._leadership.refresh(count)
+
+    async def _list_declared(self) -> None:
+        """Lists again everything declared that the API server does not refuse to list."""
+        self._is_synced()  # before it is doubted
+        for store in self._declared():
+            store.doubt()
+        self._declared_again.pulse()
+        while not self._is_known():  # noqa: ASYNC110 -- a store may come to be refused meanwhile
+            await anyio.sleep(RELIST_SECONDS)
 
     async def _lose(self, everything: anyio.CancelScope) -> None:
         await self._leadership.end()
@@ -264,36 +272,26 @@ class _RunningController:
             self._recorder.close()
             rest.cancel_scope.deadline = anyio.current_time() + EVENT_SECONDS
 
-    async def _follow_pgroles(self) -> None:
-        """Lists PgRoles again before the first reconcile if this process stood by: a watch can be cut off without an
-        error, and the store is then out of date.
+    async def _take_over(self) -> None:
+        """Lists everything declared again before the first reconcile if this process stood by: a watch can be cut off
+        without an error, and the objects and policies that it knows are then out of date.
         """
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._reflect_pgroles)
-            stood_by = not self._leadership.leading
-            await self._leadership.stand_by()
-            metrics.LEADERSHIPS.inc()
-            if not (stood_by and self._store.synced.is_set()):
-                self._queue.release()
-                return
-            tasks.cancel_scope.cancel()
-        self._store.doubt()
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._reflect_pgroles)
-            await self._store.synced.wait()
-            self._queue.release()
-
-    async def _reflect_pgroles(self) -> None:
-        client, store, changed, namespace = self._client, self._store, self._source.changed, self._config.namespace
-        await self._keep_listed(
-            partial(reflect, client, PGROLES, store, changed, namespace=namespace, prepare=_load_models)
-        )
+        stood_by = not self._leadership.leading
+        await self._leadership.stand_by()
+        metrics.LEADERSHIPS.inc()
+        if stood_by and self._store.synced.is_set():
+            await self._list_declared()
+            with anyio.move_on_after(DECLARE_SECONDS):
+                await self._servers.catch_up()
+        self._queue.release()
 
     def _start_sources(self, tasks: TaskGroup) -> None:
-        tasks.start_soon(self._follow_pgroles)
+        tasks.start_soon(self._take_over)
         tasks.start_soon(self._relist_when_back)
-        for one in self._reflections():
-            tasks.start_soon(self._keep_listed, one)
+        for one in self._declared_reflections():
+            tasks.start_soon(self._keep_listed, one, self._declared_again)
+        for one in self._other_reflections():
+            tasks.start_soon(self._keep_listed, one, self._relisted)
         tasks.start_soon(self._secret_source.announce_all)
         tasks.start_soon(self._secret_source.keys.run)
         tasks.start_soon(self._namespace_source.keys.run)
@@ -306,24 +304,29 @@ class _RunningController:
         tasks.start_soon(self._server_reporter.run)
         tasks.start_soon(self._decline_unknown)
 
-    def _reflections(self) -> Iterator[Callable[[], Coroutine[Any, Any, None]]]:
-        """Yields what keeps each store except that of the PgRoles equal to the API server."""
-        client, secrets, source, namespace = self._client, self._secrets, self._secret_source, self._config.namespace
-        yield partial(reflect, client, SECRETS, secrets, source.changed, namespace=namespace, metadata_only=True)
-        observed, changed = self._observed, self._servers.changed
-        yield partial(reflect, client, PGSERVERS, observed.pgservers, changed, prepare=_load_models)
-        own = self._config.controller_config.namespace
-        for resource, store in ((SECRETS, observed.secrets), (CONFIGMAPS, observed.config_maps)):
-            yield partial(reflect, client, resource, store, changed, namespace=own, metadata_only=True)
+    def _declared_reflections(self) -> Iterator[Callable[[], Coroutine[Any, Any, None]]]:
+        """Yields what keeps the stores that decisions depend on equal to the API server."""
+        client, namespace, changed = self._client, self._config.namespace, self._source.changed
+        yield partial(reflect, client, PGROLES, self._store, changed, namespace=namespace, prepare=_load_models)
+        yield partial(reflect, client, PGSERVERS, self._observed.pgservers, self._servers.changed, prepare=_load_models)
         if namespace is None:
             yield partial(reflect, client, NAMESPACES, self._namespaces, self._namespace_source.changed)
 
-    async def _keep_listed(self, reflection: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Runs it, and begins again with a list whenever everything is to be listed again."""
+    def _other_reflections(self) -> Iterator[Callable[[], Coroutine[Any, Any, None]]]:
+        """Yields what keeps the stores of Secrets and ConfigMaps equal to the API server."""
+        client, secrets, source, namespace = self._client, self._secrets, self._secret_source, self._config.namespace
+        yield partial(reflect, client, SECRETS, secrets, source.changed, namespace=namespace, metadata_only=True)
+        observed, changed = self._observed, self._servers.changed
+        own = self._config.controller_config.namespace
+        for resource, store in ((SECRETS, observed.secrets), (CONFIGMAPS, observed.config_maps)):
+            yield partial(reflect, client, resource, store, changed, namespace=own, metadata_only=True)
+
+    async def _keep_listed(self, reflection: Callable[[], Coroutine[Any, Any, None]], again: Signal) -> None:
+        """Runs it, and begins again with a list at each pulse of `again`."""
         while True:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(reflection)
-                await self._relisted.wait()
+                await again.wait()
                 tasks.cancel_scope.cancel()
 
     async def _decline_unknown(self) -> None:

@@ -88,7 +88,8 @@ class ServerWorkers:
         self._running: dict[str, _Running] = {}
         self._ending: dict[str, anyio.Event] = {}  # workers that are to end, by the names of their servers
         self._read: dict[str, tuple[object, ServerConfig]] = {}
-        self._changed = Signal()
+        self._changed, self._updated = Signal(), Signal()
+        self._updating = False
         self.settled = anyio.Event()  # every server that is declared has its worker
 
     def __contains__(self, name: object) -> bool:
@@ -142,12 +143,20 @@ class ServerWorkers:
         async with anyio.create_task_group() as tasks:
             while True:
                 self._changed.clear()
+                self._updating = True
                 again = await self._update(tasks)
+                self._updating = False
+                self._updated.pulse()
                 if not self.settled.is_set():
                     metrics.forget_other_servers(self._running)
                 self.settled.set()
                 with anyio.move_on_after(AGAIN_SECONDS if again else float("inf")):
                     await self._changed.wait()
+
+    async def catch_up(self) -> None:
+        """Waits until the workers have taken every change that is known by now."""
+        while self._changed.is_set() or self._updating:
+            await self._updated.wait()
 
     async def _update(self, tasks: TaskGroup) -> bool:
         """Starts, changes and stops workers as declared. Returns True if a declaration could not be read."""

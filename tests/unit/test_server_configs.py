@@ -245,6 +245,23 @@ async def test_the_worker_of_a_deleted_server_is_removed_after_its_objects_have_
         assert world.moved == ["a", "a"]
 
 
+async def test_who_catches_up_waits_until_the_workers_have_what_is_declared() -> None:
+    world = ServerConfigWorld()
+    async with running(world):
+        await world.servers.catch_up()  # nothing is declared
+        world.put("a")
+        await world.servers.catch_up()
+        assert "a" in world.servers
+        world.api.opened, world.api.asked = anyio.Event(), anyio.Event()
+        world.put("a", database="another")
+        with anyio.move_on_after(0.1):
+            await world.servers.catch_up()
+            pytest.fail("the Secret is not read yet")
+        world.api.opened.set()
+        await world.servers.catch_up()
+        assert world.worker("a").server.address.database == "another"
+
+
 @pytest.mark.parametrize("failure", [Unreachable("no route"), ApiError(503, "Unavailable", "later")])
 async def test_an_unreachable_api_server_does_not_end_a_session(failure: Exception) -> None:
     world = ServerConfigWorld()
