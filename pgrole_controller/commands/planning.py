@@ -310,7 +310,7 @@ class _ServerPlan:
         created = {
             name: _FIRST_PLACEHOLDER + place
             for place, case in enumerate(self._cases)
-            if isinstance(case.decision, Plan) and case.decision.oid is None
+            if isinstance(case.decision, Plan) and case.decision.oid is None and not _leaves_role(case.decision)
             for name in [case.decision.role_name]
         }
         some = [
@@ -332,6 +332,8 @@ class _ServerPlan:
         if desired is None or case.target is None or not isinstance(plan, Plan) or not isinstance(observed, Observed):
             return None
         if desired.terminating or desired.suspended or any(isinstance(one, Refused) for one in plan.pending):
+            return None
+        if _leaves_role(plan):
             return None
         try:
             claim = find_own_claim(desired, observed, self._server)
@@ -364,7 +366,9 @@ class _ServerPlan:
                 found.setdefault(namespace, set()).update(oids)
         for place, case in enumerate(self._cases):
             plan = case.decision
-            if isinstance(plan, Plan) and not any(isinstance(one, Refused) for one in plan.pending):
+            if not isinstance(plan, Plan) or _leaves_role(plan):
+                continue
+            if not any(isinstance(one, Refused) for one in plan.pending):
                 oid = _FIRST_PLACEHOLDER + place if plan.oid is None else plan.oid
                 found.setdefault(case.subject.key.namespace, set()).add(oid)
         return {namespace: frozenset(oids) for namespace, oids in found.items()}
@@ -373,6 +377,11 @@ class _ServerPlan:
         conclusion = PlanConclusion(self._config.name, self._server, self._simulation)
         chosen = [case for case in self._cases if asked is None or case.subject.key in asked]
         return PlanReport(tuple(conclusion.conclude(case) for case in chosen), tuple(self._notes))
+
+
+def _leaves_role(plan: Plan) -> bool:
+    """Whether the role that is missing or was replaced is only reported, so that no role is the object's own."""
+    return "role" in plan.reported
 
 
 def _age(subject: Subject) -> tuple[str, str]:

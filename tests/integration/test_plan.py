@@ -202,6 +202,26 @@ async def test_with_drift_policy_report_the_plan_shows_the_difference_but_no_sta
     assert report.differs
 
 
+@pytest.mark.parametrize("replaced", [False, True])
+async def test_no_privilege_is_planned_for_a_role_whose_absence_is_only_reported(
+    trial: PlanTrial, place: Connection, replaced: bool
+) -> None:
+    name, reader = trial.name("app"), trial.name("reader")
+    declared = [{"database": trial.prefix, "schemas": [{"name": "app", "access": ["Read"]}]}]
+    spec: dict[str, Any] = {"name": name, "drift": {"policy": "Report"}, "privileges": declared}
+    await trial.home.execute(f"CREATE ROLE {name}")
+    await trial.claim(spec)
+    await trial.home.execute(f"DROP ROLE {name}")
+    if replaced:
+        await trial.home.execute(f"CREATE ROLE {name}")
+        await place.execute(f"ALTER SCHEMA app OWNER TO {name}; ALTER TABLE app.orders OWNER TO {name}")
+    report = await trial.plan(spec, {"name": reader, "privileges": declared}, text=PGSERVER)
+    one, other = report.objects
+    assert (one.action, one.drift, lines(one)) == (PlannedAction.REPORT, ("role",), [])
+    assert not any(change.field == "privileges" for change in one.changes)
+    assert "+USAGE on schema app" not in words(other)  # nobody in the namespace owns it
+
+
 async def test_a_role_as_declared_needs_no_change(trial: PlanTrial) -> None:
     spec = {"name": trial.name("app"), "login": True, "password": {"secretRef": {"name": "app"}}}
     await trial.home.execute(f"CREATE ROLE {spec['name']} LOGIN")
