@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Iterable
+from dataclasses import replace
 
 from pgrole_controller.commands.access_reading import RoleReport
 from pgrole_controller.commands.access_text import print_role
@@ -94,6 +95,16 @@ def test_a_member_of_pg_read_all_data_can_select_without_an_acl_entry() -> None:
     of = judge(GroupEdge(ALICE, PG_READ_ALL_DATA))
     (found,) = privileges(of, ALICE, acl())
     assert (found.privilege, found.routes[0].source) == ("SELECT", Source.PREDEFINED)
+
+
+def test_a_grant_option_on_a_column_is_shown_beside_the_privilege_on_the_whole_table() -> None:
+    table = acl((ALICE, "SELECT"), (BOB, "SELECT"))
+    entries = [replace(table.entries[0], column=name, grantable=name == "id") for name in ("id", "note")]
+    found = privileges(judge(), ALICE, replace(table, entries=(*table.entries, *entries)))
+    assert [(one.column, one.grantable) for one in found] == [("", False), ("id", True)]
+    (grantable,) = [replace(one, grantable=True) for one in table.entries if one.grantee == ALICE]
+    (whole,) = privileges(judge(), ALICE, replace(table, entries=(grantable, *entries)))
+    assert (whole.column, whole.grantable) == ("", True)
 
 
 def test_an_update_grant_on_a_catalog_has_no_effect_for_a_non_superuser() -> None:

@@ -168,7 +168,7 @@ class SubjectJudge:
         for (column, privilege), holdings in self._by_privilege(of, kinds):
             one = self._privilege(privilege, column, holdings, of.object.owner)
             whole = found.get(("", privilege)) if column else None
-            if one is not None and (whole is None or (whole.after_set_role and not one.after_set_role)):
+            if one is not None and (whole is None or _is_more(one, whole)):
                 found[column, privilege] = one
         return list(found.values())
 
@@ -211,6 +211,11 @@ class SubjectJudge:
             known = search.chains(self._subject, after_set_role=after_set_role, most=MOST_ROUTES)
             self._chains[one.holder, itself, after_set_role] = known
         return known
+
+
+def _is_more(column: EffectivePrivilege, whole: EffectivePrivilege) -> bool:
+    """Whether a privilege on a column says more than the same one on the whole object."""
+    return (whole.after_set_role and not column.after_set_role) or (column.grantable and not whole.grantable)
 
 
 def _holdings(of: AccessObject, version: int) -> Iterator[_Holding]:
