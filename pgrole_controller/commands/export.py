@@ -13,11 +13,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from pgrole_controller.commands.export_objects import (
     ExportedObject,
-    find_refusal,
     make_object,
     name_objects,
     sort_groups_first,
 )
+from pgrole_controller.commands.export_policy import find_refusal, find_reset
 from pgrole_controller.commands.export_yaml import to_comments, to_yaml
 from pgrole_controller.commands.output import finish, make_console, write_document
 from pgrole_controller.commands.server_reading import ServerChoice, find_server, reading, server_choice
@@ -247,6 +247,9 @@ class _Exporter:
             return
         refusal = find_refusal(found, made.document, self._policy, references)
         notes = tuple(note for one in folded for note in one.notes)
+        reset = find_reset(found, made.document, self._policy, references)
+        if reset:
+            notes = (f"The controller resets parameters although drift.ignore lists their field: {reset}", *notes)
         if refusal:
             notes = (f"The controller refuses this object as the server is: {refusal}", *notes)
         self._export.objects.append(replace(made, notes=(*notes, *made.notes)))

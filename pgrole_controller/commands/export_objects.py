@@ -5,7 +5,7 @@ A field whose value cannot be declared is listed in drift.ignore, so that the co
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -17,14 +17,6 @@ from pgrole_controller.core.diff import diff, field_names
 from pgrole_controller.core.errors import NOT_UTF8, Reason, Refused
 from pgrole_controller.core.folding.privilege_folding import FoldedDatabase
 from pgrole_controller.core.parameters import LIST_PARAMETERS, Parameters, elements, join
-from pgrole_controller.core.policy import (
-    Policy,
-    References,
-    check_desired,
-    check_holds,
-    check_memberships,
-    check_parameters,
-)
 from pgrole_controller.core.privileges.acl import DECLARABLE, ObjectKind
 from pgrole_controller.core.privileges.grantee import Access, DatabasePrivileges
 from pgrole_controller.core.role import FIELD_NAMES, Membership, ObservedRole, Role, to_moment
@@ -245,23 +237,6 @@ def privileges_to_spec(declared: DatabasePrivileges) -> dict[str, Any]:
 def _sort_privileges(kind: ObjectKind, privileges: Iterable[str]) -> list[str]:
     some = set(privileges)
     return [one for one in DECLARABLE[kind] if one in some]
-
-
-def find_refusal(found: ObservedRole, document: Mapping[str, Any], policy: Policy, references: References) -> str:
-    """Returns why the server's policy would refuse the object; empty if it would not."""
-    desired = desired_role_of(read_pgrole(dict(document)))
-    try:
-        if found.reaches:  # whatever the object declares
-            check_holds(policy, found, action="adoption", references=references)
-        check_desired(policy, desired)
-        check_memberships(policy, desired, references)
-        check_parameters(policy, desired, references)
-        if not policy.adopt:
-            return "the server's policy does not allow adoption: ask the server's administrator for allow.adopt"
-        check_holds(policy, found, action="adoption", references=references)
-    except Refused as refusal:
-        return refusal.message
-    return ""
 
 
 def sort_groups_first(objects: Sequence[ExportedObject]) -> list[ExportedObject]:

@@ -147,6 +147,21 @@ async def test_a_note_says_if_the_policy_would_refuse_an_object(made: ObservedSe
     )
 
 
+async def test_a_note_names_ignored_parameters_that_the_controller_resets(made: ObservedServer) -> None:
+    async with superuser(made.server) as connection:
+        await connection.execute("CREATE ROLE logged")
+        try:
+            await connection.execute("ALTER ROLE logged SET log_statement = 'all'")
+            await connection.execute(f"ALTER ROLE logged SET app.tags = '{'x' * 2000}'")
+            (one,) = (await export_from(made.dsn, "logged")).objects
+        finally:
+            await connection.execute("DROP ROLE logged")
+    assert one.document["spec"]["drift"] == {"ignore": ["parameters"]}
+    assert one.notes[0].startswith(
+        "The controller resets parameters although drift.ignore lists their field: log_statement: for superusers"
+    )
+
+
 async def test_an_unreadable_database_is_a_warning_and_an_error_if_it_was_named(made: ObservedServer) -> None:
     async with superuser(made.server) as connection:
         await connection.execute(f"REVOKE CONNECT ON DATABASE registry FROM {OBSERVER}")

@@ -1,4 +1,4 @@
-"""commands/export_objects and export_yaml: roles as objects, and objects as YAML that cannot be misread."""
+"""commands/export_objects, export_policy, export_yaml: roles as objects, objects as YAML that cannot be misread."""
 
 import time
 from dataclasses import fields, replace
@@ -14,11 +14,11 @@ from pgrole_controller.api.reading import read_pgrole
 from pgrole_controller.api.validation import is_object_name
 from pgrole_controller.commands.export_objects import (
     ExportedObject,
-    find_refusal,
     make_object,
     name_objects,
     sort_groups_first,
 )
+from pgrole_controller.commands.export_policy import find_refusal, find_reset
 from pgrole_controller.commands.export_yaml import to_yaml
 from pgrole_controller.core.desired import desired_role_of, privileges_of
 from pgrole_controller.core.diff import diff, field_names
@@ -86,6 +86,19 @@ def test_a_field_whose_value_cannot_be_declared_is_ignored_with_a_note(role: Rol
     made = make(role)
     assert made.document["spec"]["drift"] == {"ignore": [field]}
     assert made.notes == (f"{field} cannot be declared exactly, and is left as it is (drift.ignore)",)
+
+
+@pytest.mark.parametrize("scoped", [False, True])
+def test_a_parameter_of_superusers_is_noted_that_the_controller_resets_though_it_is_ignored(scoped: bool) -> None:
+    held = (*((f"a.p{one:03}", "1") for one in range(64)), ("log_statement", "all"), ("work_mem", "1" * 2000))
+    role = Role("x", database_parameters=(("db", held),)) if scoped else Role("x", parameters=held)
+    references = References(contexts={"log_statement": "superuser", "work_mem": "user"})
+    found, document = ObservedRole(20000, role), make(role).document
+    assert find_refusal(found, document, Policy(), references) == ""
+    assert find_reset(found, document, Policy(), references).startswith("log_statement: for superusers")
+    listing = Policy(parameters=frozenset({"log_statement"}))
+    assert find_reset(found, document, listing, references) == ""
+    assert find_reset(found, make(Role("x")).document, Policy(), references) == ""
 
 
 def test_a_name_that_cannot_be_declared_is_refused() -> None:
