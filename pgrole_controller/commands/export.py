@@ -124,6 +124,7 @@ class _Exporter:
         self._options = options
         self._progress = progress
         self._export = Export()
+        self._roles = frozenset[int]()
 
     async def run(self) -> Export:
         async with reading(self._endpoint) as home:
@@ -132,12 +133,13 @@ class _Exporter:
             found = await self._read_roles(home, self._select(every, identity.own_roles))
             references = await read_references(home, self._referenced(found), identity.version_number)
             databases = self._choose_databases(await read_databases(home))
+        names = name_objects(one.name for one in every)
+        self._roles = frozenset(one.oid for one in found if self._accepts(one, names[one.role.name], references))
         folded: dict[int, list[FoldedDatabase]] = {one.oid: [] for one in found}
         bar = self._progress.add_task("databases", total=len(databases))
         for database in databases:
             await self._fold_database(database, found, folded)
             self._progress.advance(bar)
-        names = name_objects(one.name for one in every)
         for one in found:
             self._add_object(one, names[one.role.name], folded[one.oid], references)
         self._export.objects = sort_groups_first(self._export.objects)
@@ -224,7 +226,8 @@ class _Exporter:
         except PgRoleError as error:
             self._miss(database, error.message)
             return
-        folder = PrivilegeFolder(observed, exact=self._options.exact)
+        policy = self._policy.privileges
+        folder = PrivilegeFolder(observed, exact=self._options.exact, policy=policy, roles=self._roles)
         held = False
         for one in found:
             result = folder.fold(one.oid, one.role.name)
@@ -235,6 +238,14 @@ class _Exporter:
         if refused is not None:
             self._export.warnings.append(refused.message)
         self._export.remarks += [f"{database}: {line}" for line in describe_public(observed)]
+
+    def _accepts(self, found: ObservedRole, name: str, references: References) -> bool:
+        """Whether the namespace can own the role, so that its roles may be declared to have what it owns."""
+        try:
+            made = make_object(found, name, ())
+        except Refused:
+            return False
+        return not find_refusal(found, made.document, replace(self._policy, adopt=True), references)
 
     def _add_object(
         self, found: ObservedRole, name: str, folded: Sequence[FoldedDatabase], references: References

@@ -147,6 +147,25 @@ async def test_a_note_says_if_the_policy_would_refuse_an_object(made: ObservedSe
     )
 
 
+async def test_a_note_names_privileges_that_keep_the_role_from_being_adopted(made: ObservedServer) -> None:
+    async with superuser(made.server, "registry") as connection:
+        await connection.execute(
+            "CREATE ROLE root_like SUPERUSER; CREATE ROLE team_owner; CREATE ROLE watcher; CREATE SCHEMA watched;"
+            "CREATE TABLE watched.foreign_one (); ALTER TABLE watched.foreign_one OWNER TO root_like;"
+            "CREATE TABLE watched.own_one (); ALTER TABLE watched.own_one OWNER TO team_owner;"
+            "GRANT TRIGGER ON ALL TABLES IN SCHEMA watched TO watcher"
+        )
+        try:
+            some = await export_from(made.dsn, "watcher", "team_owner", "root_like", databases=("registry",))
+        finally:
+            await connection.execute("DROP SCHEMA watched CASCADE; DROP ROLE root_like, team_owner, watcher")
+    (notes,) = (one.notes for one in some.objects if one.role_name == "watcher")
+    assert notes == (
+        "registry: TRIGGER on table watched.foreign_one: the server's policy does not allow it, so the controller does "
+        "not adopt the role",
+    )
+
+
 async def test_a_note_names_ignored_parameters_that_the_controller_resets(made: ObservedServer) -> None:
     async with superuser(made.server) as connection:
         await connection.execute("CREATE ROLE logged")

@@ -24,6 +24,7 @@ from pgrole_controller.core.privileges.grantee import (
     Grantee,
     ObjectPrivileges,
     PrivilegePolicy,
+    PrivilegeRule,
 )
 from pgrole_controller.core.privileges.observed_database import ObservedDatabase
 from pgrole_controller.core.privileges.privilege_policy import DatabaseFacts
@@ -55,6 +56,7 @@ class AclBuilder:
         arguments: str = "",
         grantable: bool = False,
         grantor: int = OWNER,
+        elevated: bool = False,
     ) -> None:
         """`privileges`: words; `SELECT:id` means column id."""
         obj = DatabaseObject(
@@ -66,6 +68,7 @@ class AclBuilder:
             NAMES[owner],
             arguments,
             extension,
+            elevated,
         )
         words = (word.partition(":") for word in privileges.split())
         entries = tuple(
@@ -86,9 +89,11 @@ class AclBuilder:
         roles = {name: oid for oid, name in NAMES.items()}
         return ObservedDatabase(FACTS, self.acls, self.defaults, roles, frozenset(self.schemas))
 
-    def fold(self, *, exact: bool = False) -> FoldedDatabase:
+    def fold(
+        self, *, exact: bool = False, policy: PrivilegePolicy | None = None, roles: frozenset[int] = frozenset()
+    ) -> FoldedDatabase:
         """Folds it, and verifies that the result is a valid object that changes nothing."""
-        folded = PrivilegeFolder(self.observed, exact=exact).fold(ME, "reader")
+        folded = PrivilegeFolder(self.observed, exact=exact, policy=policy, roles=roles).fold(ME, "reader")
         if folded.declared is not None:
             self.verify(folded.declared)
         return folded
@@ -216,6 +221,40 @@ def test_exact_mode_lists_names(database: AclBuilder) -> None:
     declared = database.declare(exact=True)
     assert access_in(declared) == {"app": (READ, ("*",))}
     assert declared.objects == (ObjectPrivileges(ObjectKind.TABLE, "app", ("a", "b"), frozenset({"SELECT"})),)
+
+
+@pytest.mark.parametrize("kind", [ObjectKind.TABLE, ObjectKind.ROUTINE])
+def test_what_the_policy_allows_only_by_exact_names_is_listed_by_name(database: AclBuilder, kind: ObjectKind) -> None:
+    for name in ("a", "b"):
+        database.add(name, "EXECUTE" if kind is ObjectKind.ROUTINE else "SELECT TRIGGER", kind=kind, elevated=True)
+    for number in range(100):
+        schema = f"tenant_{number}"
+        database.add_schema(schema)
+        for name in ("a", "b"):
+            database.add(name, "SELECT", schema=schema)
+    rules = (PrivilegeRule(schemas=("app",)), PrivilegeRule(schemas=("tenant_*",)))
+    policy = PrivilegePolicy(rules=rules, databases=("*",))
+    folded = database.fold(policy=policy)
+    assert folded.declared is not None
+    assert folded.notes == ()
+    assert access_in(folded.declared) == {"app": (READ, ("*",)), "tenant_*": (READ, ())}
+    assert [one.names for one in folded.declared.objects] == [("a", "b")]
+    grantee = Grantee(Key("shop", "reader"), "", 1, "reader", ME, {"orders": folded.declared}, policy=policy)
+    assert decide_privileges(grantee, database.observed, "").pending == ()
+
+
+def test_what_the_policy_does_not_allow_is_declared_and_noted(database: AclBuilder) -> None:
+    for name in ("a", "b"):
+        database.add(name, "SELECT TRIGGER")
+    policy = PrivilegePolicy(rules=(PrivilegeRule(),), databases=("*",))
+    folded = database.fold(policy=policy)
+    assert folded.declared is not None
+    assert [one.names for one in folded.declared.objects] == [("*",)]
+    assert folded.notes == (
+        "TRIGGER on table app.a, TRIGGER on table app.b: the server's policy does not allow it, so the controller does "
+        "not adopt the role",
+    )
+    assert database.fold(policy=policy, roles=frozenset({OWNER})).notes == ()
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ from pgrole_controller.core.privileges.acl import (
 )
 from pgrole_controller.core.privileges.acl_comparison import is_left_alone
 from pgrole_controller.core.privileges.acl_decision import PrivilegeDecision, decide_privileges
+from pgrole_controller.core.privileges.adoption_findings import find_beyond
 from pgrole_controller.core.privileges.default_acl_decision import DEFAULT_KINDS, REVOKED_TYPES, name_type
 from pgrole_controller.core.privileges.grantee import (
     Access,
@@ -40,6 +41,7 @@ from pgrole_controller.core.privileges.grantee import (
 )
 from pgrole_controller.core.privileges.object_patterns import given_by
 from pgrole_controller.core.privileges.observed_database import ObservedDatabase
+from pgrole_controller.core.privileges.privilege_policy import why_not_granted
 from pgrole_controller.core.request import Key
 
 #: Limits of one database, as in api/privileges.py.
@@ -82,11 +84,21 @@ class PrivilegeFolder:
     """Folds the privileges of many roles in one database.
 
     `observed` must be a complete read with default privileges. `exact`: lists objects by name, so that no declaration
-    extends to objects that are created later.
+    extends to objects that are created later. `policy`, `roles`: of the namespace that the objects will be in. What
+    the policy allows only by exact names is listed so. What it does not allow is declared and noted.
     """
 
-    def __init__(self, observed: ObservedDatabase, *, exact: bool = False) -> None:
+    def __init__(
+        self,
+        observed: ObservedDatabase,
+        *,
+        exact: bool = False,
+        policy: PrivilegePolicy | None = None,
+        roles: frozenset[int] = frozenset(),
+    ) -> None:
         self._observed = observed
+        self._policy = policy
+        self._roles = roles
         self._exact = exact
         self._facts = observed.facts
         self._contents: dict[str, _Contents] = defaultdict(_Contents)
@@ -114,13 +126,40 @@ class PrivilegeFolder:
         if on_database.grantable:
             draft.unmanaged[""] = "grant options on the database cannot be declared"
         defaults = self._default_places(oid)
+        grantee = self._grantee(oid, role_name)
         for name in sorted(self._places[oid] | {schema for _, schema in defaults if schema}):
-            folded = fold_schema(self._held_schema(oid, name, defaults), exact=self._exact)
+            held = self._held_schema(oid, name, defaults)
+            folded = fold_schema(held, exact=self._exact or self._needs_names(grantee, held))
             draft.schemas[name] = folded
             if folded.problem:
                 draft.unmanaged[name] = folded.problem
         _choose_creators(draft, defaults)
-        return self._settle(oid, role_name, draft, notes)
+        result = self._settle(oid, role_name, draft, notes)
+        if result.declared is None:
+            return result
+        return replace(result, notes=(*self._note_beyond(grantee), *result.notes))
+
+    def _grantee(self, oid: int, role_name: str) -> Grantee:
+        policy = self._policy or PrivilegePolicy()
+        return Grantee(Key("", role_name), "", 0, role_name, oid, policy=policy, owned=self._roles)
+
+    def _needs_names(self, grantee: Grantee, schema: HeldSchema) -> bool:
+        """Whether the policy allows something that the role holds here only where exact names declare it."""
+        if not grantee.policy.rules:
+            return False
+        for group in schema.groups:
+            for privilege in group.held.privileges:
+                asked = grantee, group.objects[0], privilege, self._facts
+                if why_not_granted(*asked, literal=False) and not why_not_granted(*asked, literal=True):
+                    return True
+        return False
+
+    def _note_beyond(self, grantee: Grantee) -> tuple[str, ...]:
+        if self._policy is None:
+            return ()
+        some, count = find_beyond(grantee, self._observed)
+        why = "the server's policy does not allow it, so the controller does not adopt the role"
+        return (f"{name_some(some, count=count)}: {why}",) if some else ()
 
     def _add(self, acl: ObservedAcl) -> None:
         obj = acl.object
@@ -236,12 +275,8 @@ class PrivilegeFolder:
         observed = replace(
             self._observed, acls=acls, roles=self._creators, defaults=tuple(self._defaults[oid]), columns={}
         )
-        grantee = Grantee(
-            key=Key("", role_name),
-            uid="",
-            generation=0,
-            role_name=role_name,
-            oid=oid,
+        grantee = replace(
+            self._grantee(oid, role_name),
             declared={declared.database: declared},
             policy=PrivilegePolicy(databases=("*",)),
             owned=self._owned,

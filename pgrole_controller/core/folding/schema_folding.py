@@ -80,11 +80,14 @@ class HeldSchema:
 
 @dataclass(frozen=True, slots=True)
 class FoldedSchema:
-    """A declaration for one schema. `problem`: why the rest must stay unmanaged; empty if it need not."""
+    """A declaration for one schema. `problem`: why the rest must stay unmanaged; empty if it need not. `exact`: no
+    pattern may stand for anything in it.
+    """
 
     access: SchemaAccess | None = None
     objects: tuple[ObjectPrivileges, ...] = ()
     problem: str = ""
+    exact: bool = False
 
     @property
     def size(self) -> int:
@@ -113,7 +116,7 @@ def fold_schema(schema: HeldSchema, *, exact: bool = False) -> FoldedSchema:
         backed = [way for access, way in some if access in schema.defaults and not _exceptions(way)]
         ways = [*backed] or [*(way for _, way in some), *ways]
     best = min((way for way in ways if way is not None), key=lambda way: (way.size, way.words))
-    return FoldedSchema(best.access, best.objects, problem)
+    return FoldedSchema(best.access, best.objects, problem, exact)
 
 
 def _exceptions(way: FoldedSchema) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """Lets schemas with the same declaration share one pattern, where there are more than an object can list individually.
 
 A pattern also applies to schemas that are created later. So it is used only if there are too many schemas, and every
-existing schema that matches has the same declaration.
+existing schema that matches has the same declaration. Schemas that need exact names share none.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,16 +24,20 @@ def share_schemas(
     """Returns the access and the objects of all schemas, with patterns of schemas where they exceed the limits."""
     access = [one.access for one in folded.values() if one.access is not None]
     objects = [item for one in folded.values() for item in one.objects]
+    exact = frozenset(name for name, one in folded.items() if one.exact)
     if len(access) > most_schemas:
-        access = list(_share(access, existing))
+        access = list(_share(access, existing, exact))
     if len(objects) > most_objects:
-        objects = list(_share(objects, existing))
+        objects = list(_share(objects, existing, exact))
     return access, objects
 
 
-def _share(items: Sequence[_Item], existing: frozenset[str]) -> Iterator[_Item]:
+def _share(items: Sequence[_Item], existing: frozenset[str], exact: frozenset[str]) -> Iterator[_Item]:
+    yield from (item for item in items if item.schema in exact)
     same: dict[object, list[_Item]] = {}
     for item in items:
+        if item.schema in exact:
+            continue
         same.setdefault(replace(item, schema=""), []).append(item)
     for some in same.values():
         by_schema = {item.schema: item for item in some}

@@ -66,10 +66,15 @@ def find_for_adoption(grantee: Grantee, observed: ObservedDatabase) -> AdoptionF
     if not observed.complete or observed.defaults is None:
         raise ValueError("adoption needs a complete read")
     revoked, revoked_count = _name_first(_find_revoked(decide_privileges(grantee, observed, "")))
-    beyond, beyond_count = _name_first(_HeldEntries(grantee, observed).find_beyond())
+    beyond, beyond_count = find_beyond(grantee, observed)
     if is_cut(observed):
         beyond, beyond_count = ("more privileges than the controller reads at once", *beyond), beyond_count + 1
     return AdoptionFindings(revoked, revoked_count, beyond, beyond_count)
+
+
+def find_beyond(grantee: Grantee, observed: ObservedDatabase) -> tuple[tuple[str, ...], int]:
+    """Returns the first privileges beyond the policy by name, and the number of all."""
+    return _name_first(_HeldEntries(grantee, observed).find_beyond())
 
 
 def answer_for(
