@@ -8,6 +8,7 @@ from pgrole_controller.api.pgrole import PgRole
 from pgrole_controller.commands.export_objects import count_names, privileges_to_spec
 from pgrole_controller.core.desired import privileges_of
 from pgrole_controller.core.folding.privilege_folding import FoldedDatabase, PrivilegeFolder
+from pgrole_controller.core.names import is_pattern
 from pgrole_controller.core.privileges.acl import (
     DECLARABLE,
     AclEntry,
@@ -223,6 +224,52 @@ def test_exact_mode_lists_names(database: AclBuilder) -> None:
     assert declared.objects == (ObjectPrivileges(ObjectKind.TABLE, "app", ("a", "b"), frozenset({"SELECT"})),)
 
 
+def test_exact_mode_lists_routines_with_their_arguments(database: AclBuilder) -> None:
+    database.add("f", "EXECUTE", kind=ObjectKind.ROUTINE, arguments="integer")
+    (item,) = database.declare(exact=True).objects
+    assert item.names == ("f(integer)",)
+
+
+def test_exact_mode_shares_no_pattern_of_schemas() -> None:
+    database = AclBuilder()
+    for number in range(100):
+        database.add_schema(f"tenant_{number}")
+        database.add("a", "SELECT", schema=f"tenant_{number}")
+    declared = database.declare(exact=True)
+    assert not any(is_pattern(one.schema) for one in (*declared.schemas, *declared.objects))
+    assert len(declared.objects) == 32
+    assert declared.unmanaged == ("*",)
+
+
+@pytest.mark.parametrize("extension", [False, True])
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "name", "arguments"),
+    [(ObjectKind.TABLE, "a*", ""), (ObjectKind.ROUTINE, "f?", ""), (ObjectKind.ROUTINE, "f", '"odd*type"')],
+)
+def test_an_object_whose_name_would_be_a_pattern_is_not_listed(
+    database: AclBuilder, kind: ObjectKind, name: str, arguments: str, exact: bool, extension: bool
+) -> None:
+    privilege = "EXECUTE" if kind is ObjectKind.ROUTINE else "SELECT"
+    database.add(name, privilege, kind=kind, arguments=arguments, extension=extension)
+    if arguments:
+        database.add(name, kind=kind, extension=extension)
+    folded = database.fold(exact=exact)
+    assert folded.declared is not None
+    assert (folded.declared.objects, folded.declared.unmanaged) == ((), ("app",))
+    why = "an object's name cannot be listed: it contains * or ?, is too long or is not UTF-8"
+    assert folded.notes == (f"unmanaged: schema app: {why}",)
+
+
+def test_a_pattern_stands_for_objects_whose_names_cannot_be_listed(database: AclBuilder) -> None:
+    for name in ("a*", "a?"):
+        database.add(name, "SELECT TRIGGER")
+    folded = database.fold()
+    assert folded.declared is not None
+    assert folded.notes == ()
+    assert access_in(folded.declared) == {"app": (READ, ())}
+
+
 @pytest.mark.parametrize("kind", [ObjectKind.TABLE, ObjectKind.ROUTINE])
 def test_what_the_policy_allows_only_by_exact_names_is_listed_by_name(database: AclBuilder, kind: ObjectKind) -> None:
     for name in ("a", "b"):
@@ -238,7 +285,8 @@ def test_what_the_policy_allows_only_by_exact_names_is_listed_by_name(database: 
     assert folded.declared is not None
     assert folded.notes == ()
     assert access_in(folded.declared) == {"app": (READ, ("*",)), "tenant_*": (READ, ())}
-    assert [one.names for one in folded.declared.objects] == [("a", "b")]
+    names = ("a()", "b()") if kind is ObjectKind.ROUTINE else ("a", "b")
+    assert [one.names for one in folded.declared.objects] == [names]
     grantee = Grantee(Key("shop", "reader"), "", 1, "reader", ME, {"orders": folded.declared}, policy=policy)
     assert decide_privileges(grantee, database.observed, "").pending == ()
 

@@ -6,7 +6,7 @@ their kinds, apart from a few exceptions, and at least two of them; or if defaul
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pgrole_controller.core.errors import NOT_UTF8
 from pgrole_controller.core.names import is_pattern, matches
@@ -108,6 +108,8 @@ def fold_schema(schema: HeldSchema, *, exact: bool = False) -> FoldedSchema:
     if not _is_declarable(schema.name) or is_pattern(schema.name):
         return FoldedSchema(problem="its name cannot be declared")
     problem = _find_problem(schema)
+    if exact:  # without arguments, a routine's name means every overload, later ones as well
+        schema = replace(schema, overloads=Counter())
     by_name = _fold_by_name(schema)
     ways: list[FoldedSchema | None] = [by_name] if exact else [_fold_with(schema, None), by_name]
     if not exact and (schema.on_schema is None or "USAGE" in schema.on_schema.privileges):
@@ -115,8 +117,27 @@ def fold_schema(schema: HeldSchema, *, exact: bool = False) -> FoldedSchema:
         some = [(access, way) for access, way in found if way is not None]
         backed = [way for access, way in some if access in schema.defaults and not _exceptions(way)]
         ways = [*backed] or [*(way for _, way in some), *ways]
-    best = min((way for way in ways if way is not None), key=lambda way: (way.size, way.words))
+    unlisted = [one for one in schema.groups if one.held.privileges and not _can_list(schema, one)]
+    best = min((one for one in ways if one is not None), key=lambda one: (_omits(one, unlisted), one.size, one.words))
+    left = any(one.held.privileges and not _can_list(schema, one) for one in schema.literal)
+    if not problem and (left or _omits(best, unlisted)):
+        problem = "an object's name cannot be listed: it contains * or ?, is too long or is not UTF-8"
     return FoldedSchema(best.access, best.objects, problem, exact)
+
+
+def _can_list(schema: HeldSchema, group: HeldGroup) -> bool:
+    return all(_names_of(schema, group.kind, [one]) for one in group.objects)
+
+
+def _omits(way: FoldedSchema, unlisted: Iterable[HeldGroup]) -> bool:
+    """Whether no pattern stands for something that the role holds on objects of these groups."""
+    access = way.access.access if way.access is not None and way.access.exceptions != _EVERYTHING else ()
+    patterns = [one for one in way.objects if one.names == _EVERYTHING]
+    for group in unlisted:
+        given = (one.privileges for one in patterns if covers(one.kind, group.kind))
+        if group.held.privileges.difference(given_by(access, group.kind), *given):
+            return True
+    return False
 
 
 def _exceptions(way: FoldedSchema) -> tuple[str, ...]:
@@ -272,14 +293,14 @@ def _name_objects(schema: HeldSchema, rest: Iterable[tuple[HeldGroup, frozenset[
 
 def _names_of(schema: HeldSchema, kind: ObjectKind, objects: Sequence[DatabaseObject]) -> list[str]:
     if kind is not ObjectKind.ROUTINE:
-        return sorted({one.name for one in objects if _is_declarable(one.name)})
+        return sorted({one.name for one in objects if _is_declarable(one.name) and not is_pattern(one.name)})
     # Without arguments, a name means every overload.
     counts = Counter(one.name for one in objects)
     names = set[str]()
     for one in objects:
         whole = counts[one.name] == schema.overloads[one.name] and not one.name.endswith(")")
         names.add(one.name if whole else f"{one.name}({one.arguments})")
-    return sorted(name for name in names if _is_declarable(name, _LONGEST_ROUTINE))
+    return sorted(name for name in names if _is_declarable(name, _LONGEST_ROUTINE) and not is_pattern(name))
 
 
 def _name_columns(schema: HeldSchema) -> Iterator[ObjectPrivileges]:
@@ -307,7 +328,7 @@ def _column_items(
     if not all(_is_declarable(column) and not is_pattern(column) for column in columns):
         return
     tables = [one for one in objects if one.kind in TABLE_KINDS]
-    names = [name for name in _names_of(schema, ObjectKind.TABLE, tables) if not is_pattern(name)]
+    names = _names_of(schema, ObjectKind.TABLE, tables)
     for start in range(0, len(names), MOST_NAMES_OF_ITEM):
         some = tuple(names[start : start + MOST_NAMES_OF_ITEM])
         for first in range(0, len(columns), MOST_NAMES_OF_ITEM):
