@@ -1,5 +1,7 @@
 """core/folding/privilege_folding: a folded declaration means the same, and is short."""
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -382,6 +384,19 @@ def test_many_unlike_schemas_are_left_unmanaged() -> None:
         database.add_schema(f"{number}s")
         database.add_schema(f"{number}t", "")
     assert database.declare().unmanaged == ("*",)
+
+
+def test_a_thousand_schemas_that_share_no_pattern_are_folded_in_seconds() -> None:
+    database = AclBuilder()
+    for number in range(1000):
+        database.add_schema(f"{number}s")
+        database.add(f"t{number}", "SELECT", schema=f"{number}s")
+        database.add_schema(f"{number}t", "")
+    begin = time.process_time()
+    declared = database.declare()
+    assert time.process_time() - begin < 8
+    assert len(declared.objects) == 32
+    assert declared.unmanaged == ("*",)
 
 
 def test_a_role_without_privileges_gets_no_declaration(database: AclBuilder) -> None:

@@ -371,12 +371,17 @@ def _limit(draft: _Draft, existing: frozenset[str]) -> None:
     """Leaves the schemas with the longest declarations unmanaged, until the rest fits."""
     while draft.schemas:
         access, objects = share_schemas(draft.schemas, existing, MOST_SCHEMAS, MOST_OBJECTS)
-        if len(access) <= MOST_SCHEMAS and len(objects) <= MOST_OBJECTS:
-            return
         many = len(objects) > MOST_OBJECTS
-        largest = max(draft.schemas, key=lambda one: (len(draft.schemas[one].objects) if many else 1, one))
-        del draft.schemas[largest]
-        draft.unmanaged.setdefault(largest, "its privileges take more items than an object can have")
+        excess = len(objects) - MOST_OBJECTS if many else len(access) - MOST_SCHEMAS
+        if excess <= 0:
+            return
+        sizes = {name: len(one.objects) if many else 1 for name, one in draft.schemas.items()}
+        for name in sorted(sizes, key=lambda one: (sizes[one], one), reverse=True):
+            del draft.schemas[name]
+            draft.unmanaged.setdefault(name, "its privileges take more items than an object can have")
+            excess -= sizes[name]  # at most: what shared a pattern with it may take more items
+            if excess <= 0:
+                break
 
 
 def _are_valid(names: Iterable[str]) -> bool:

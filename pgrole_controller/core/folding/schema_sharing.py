@@ -4,6 +4,7 @@ A pattern also applies to schemas that are created later. So it is used only if 
 existing schema that matches has the same declaration. Schemas that need exact names share none.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
@@ -26,13 +27,13 @@ def share_schemas(
     objects = [item for one in folded.values() for item in one.objects]
     exact = frozenset(name for name, one in folded.items() if one.exact)
     if len(access) > most_schemas:
-        access = list(_share(access, existing, exact))
+        access = list(_share(access, sorted(existing), exact))
     if len(objects) > most_objects:
-        objects = list(_share(objects, existing, exact))
+        objects = list(_share(objects, sorted(existing), exact))
     return access, objects
 
 
-def _share(items: Sequence[_Item], existing: frozenset[str], exact: frozenset[str]) -> Iterator[_Item]:
+def _share(items: Sequence[_Item], existing: Sequence[str], exact: frozenset[str]) -> Iterator[_Item]:
     yield from (item for item in items if item.schema in exact)
     same: dict[object, list[_Item]] = {}
     for item in items:
@@ -45,14 +46,15 @@ def _share(items: Sequence[_Item], existing: frozenset[str], exact: frozenset[st
             yield replace(by_schema[schemas[0]], schema=pattern)
 
 
-def _patterns(schemas: list[str], existing: frozenset[str]) -> Iterator[tuple[str, list[str]]]:
-    """Yields patterns that match only these of the existing schemas, each with the schemas it matches."""
+def _patterns(schemas: list[str], existing: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+    """Yields patterns that match only these of the existing schemas, each with the schemas it matches. Arguments are
+    sorted.
+    """
     prefix = _common_prefix(schemas)
-    if len(schemas) >= _LEAST and prefix and not is_pattern(prefix):
-        matching = {name for name in existing if name.startswith(prefix)}
-        if matching <= set(schemas) and len(prefix.encode()) < 63:
-            yield f"{prefix}*", schemas
-            return
+    usable = len(schemas) >= _LEAST and prefix and not is_pattern(prefix) and len(prefix.encode()) < 63
+    if usable and _matches_only(prefix, frozenset(schemas), existing):
+        yield f"{prefix}*", schemas
+        return
     by_next: dict[str, list[str]] = {}
     for name in schemas:
         by_next.setdefault(name[: len(prefix) + 1], []).append(name)
@@ -61,6 +63,15 @@ def _patterns(schemas: list[str], existing: frozenset[str]) -> Iterator[tuple[st
         return
     for some in by_next.values():
         yield from _patterns(some, existing)
+
+
+def _matches_only(prefix: str, schemas: frozenset[str], existing: Sequence[str]) -> bool:
+    at = bisect_left(existing, prefix)
+    while at < len(existing) and existing[at].startswith(prefix):
+        if existing[at] not in schemas:
+            return False
+        at += 1
+    return True
 
 
 def _common_prefix(names: Sequence[str]) -> str:
