@@ -11,7 +11,12 @@ from pgrole_controller.commands.plan_words import describe_privileges
 from pgrole_controller.commands.server_reading import read_each, reading
 from pgrole_controller.core.ddl import make_sendable, render_identifier
 from pgrole_controller.core.errors import PgRoleError
-from pgrole_controller.core.privileges.acl_decision import PrivilegeDecision, decide_privileges
+from pgrole_controller.core.privileges.acl import ObjectId
+from pgrole_controller.core.privileges.acl_decision import (
+    PrivilegeDecision,
+    decide_privileges,
+    find_objects_to_date,
+)
 from pgrole_controller.core.privileges.adoption_findings import answer_for, is_cut
 from pgrole_controller.core.privileges.grant_ddl import GrantStatement, statements
 from pgrole_controller.core.privileges.grantee import Grantee
@@ -21,14 +26,19 @@ from pgrole_controller.core.privileges.privilege_policy import find_problems
 from pgrole_controller.core.privileges.privilege_reach import PrivilegeReach
 from pgrole_controller.core.privileges.privilege_result import PrivilegeResult
 from pgrole_controller.core.request import Key
-from pgrole_controller.postgres.connection import Endpoint
+from pgrole_controller.postgres.connection import Connection, Endpoint
 from pgrole_controller.postgres.plan_reading import read_privileges
+from pgrole_controller.postgres.privileges.acl_catalog import read_older
 
 #: Number of databases read concurrently.
 _AT_ONCE = 4
 
 #: Number of adoptees of one read.
 _MOST_READ = 100
+
+
+#: Above every oid of PostgreSQL: placeholders for roles that the plan creates.
+FIRST_PLACEHOLDER = 2**32
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,38 +131,80 @@ async def _plan_in(
     try:
         async with reading(endpoint, database) as connection:
             observed, applied = await read_privileges(connection, oids, reach)
+            roles = {name: oid for name, oid in created.items() if name in reach.creators}
+            view = _PrivilegesView(database, replace(observed, roles={**roles, **observed.roles}), applied)
+            decided = [view.decide(one) for one in some]
+            older = await view.read_older(connection, some, decided)
     except PgRoleError as error:
         return [PlannedPrivileges(errors=(_in(database, error),)) for _ in some], True
-    roles = {name: oid for name, oid in created.items() if name in reach.creators}
-    observed = replace(observed, roles={**roles, **observed.roles})
-    return [_decide(database, one, observed, applied) for one in some], applied is not None or not any(
-        database in one.recorded for one in some
-    )
+    results = [view.conclude(one, decision, older) for one, decision in zip(some, decided, strict=True)]
+    return results, applied is not None or not any(database in one.recorded for one in some)
 
 
 def _in(database: str, error: PgRoleError) -> PgRoleError:
     return error.reword(f'database "{database}": {error.message}')
 
 
-def _decide(
-    database: str,
-    one: PlannedGrantee,
-    observed: ObservedDatabase,
-    applied: Mapping[int, tuple[str, str]] | None,
-) -> PlannedPrivileges:
-    grantee = one.grantee
-    try:
-        if applied is None:
-            digest = grantee.digest_of(database) if database in one.recorded else ""
-        else:
-            holder, stored = applied.get(grantee.oid, ("", ""))
+@dataclass(frozen=True, slots=True)
+class _PrivilegesView:
+    """One database as it was read. `applied`: as read_privileges returns it."""
+
+    database: str
+    observed: ObservedDatabase
+    applied: Mapping[int, tuple[str, str]] | None
+
+    def decide(
+        self, one: PlannedGrantee, new_objects: frozenset[ObjectId] | None = None
+    ) -> PrivilegeDecision | PgRoleError:
+        """`new_objects`: as decide_privileges takes them."""
+        grantee = one.grantee
+        try:
+            if self.applied is None:  # what is missing counts as drift, as every other difference
+                digest = grantee.digest_of(self.database) if self.database in one.recorded else ""
+                return decide_privileges(grantee, self.observed, digest, new_objects=frozenset())
+            holder, stored = self.applied.get(grantee.oid, ("", ""))
             digest = stored if holder == grantee.uid else ""
-        decision = decide_privileges(grantee, observed, digest)
-        return _describe(database, decision, observed.facts.version)
-    except PgRoleError as error:
-        return PlannedPrivileges(errors=(_in(database, error),))
-    except Exception as error:  # noqa: BLE001 -- this role's error, whatever the database holds
-        return PlannedPrivileges(errors=(_in(database, make_unexpected(error)),))
+            return decide_privileges(grantee, self.observed, digest, new_objects=new_objects)
+        except PgRoleError as error:
+            return error
+        except Exception as error:  # noqa: BLE001 -- this role's error, whatever the database holds
+            return make_unexpected(error)
+
+    def _to_date(self, one: PlannedGrantee, decision: PrivilegeDecision | PgRoleError) -> frozenset[ObjectId]:
+        if self.applied is None or not one.exists or isinstance(decision, PgRoleError):
+            return frozenset()
+        return find_objects_to_date(decision, self.observed)
+
+    async def read_older(
+        self,
+        connection: Connection,
+        some: Sequence[PlannedGrantee],
+        decided: Sequence[PrivilegeDecision | PgRoleError],
+    ) -> frozenset[tuple[int, ObjectId]]:
+        """Returns the pairs of a role and an object on which it lacks something that existed when what the role
+        declares was last applied. Raises PgRoleError.
+        """
+        asked = [
+            (one.grantee.oid, each)
+            for one, decision in zip(some, decided, strict=True)
+            for each in self._to_date(one, decision)
+            if each.oid < FIRST_PLACEHOLDER  # roles that the plan creates are new
+        ]
+        return await read_older(connection, asked) if asked else frozenset()
+
+    def conclude(
+        self, one: PlannedGrantee, decision: PrivilegeDecision | PgRoleError, older: frozenset[tuple[int, ObjectId]]
+    ) -> PlannedPrivileges:
+        missing_on = self._to_date(one, decision)
+        if missing_on:
+            new_objects = frozenset(each for each in missing_on if (one.grantee.oid, each) not in older)
+            decision = self.decide(one, new_objects)
+        if isinstance(decision, PgRoleError):
+            return PlannedPrivileges(errors=(_in(self.database, decision),))
+        try:
+            return _describe(self.database, decision, self.observed.facts.version)
+        except Exception as error:  # noqa: BLE001 -- this role's error, whatever the database holds
+            return PlannedPrivileges(errors=(_in(self.database, make_unexpected(error)),))
 
 
 def _describe(database: str, decision: PrivilegeDecision, version: int) -> PlannedPrivileges:

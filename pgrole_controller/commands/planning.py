@@ -15,7 +15,12 @@ from heapq import nsmallest
 from pgrole_controller.commands.output import make_unexpected
 from pgrole_controller.commands.plan_conclusion import PlanCase, PlanConclusion, Subject
 from pgrole_controller.commands.plan_model import PlannedAction, PlannedObject, PlanReport
-from pgrole_controller.commands.plan_privileges import PlannedGrantee, compare_adoptees, plan_privileges
+from pgrole_controller.commands.plan_privileges import (
+    FIRST_PLACEHOLDER,
+    PlannedGrantee,
+    compare_adoptees,
+    plan_privileges,
+)
 from pgrole_controller.commands.plan_words import CLAIMS_UNREADABLE, CLAIMS_UNSAFE
 from pgrole_controller.commands.server_reading import reading
 from pgrole_controller.controller.objects import RIVALS, Target
@@ -45,9 +50,6 @@ from pgrole_controller.postgres.session import Session
 
 #: Objects of one read.
 _BATCH = 250
-
-#: Above every oid of PostgreSQL: placeholders for roles that the plan creates.
-_FIRST_PLACEHOLDER = 2**32
 
 OFFLINE = "no cluster was read: objects are matched to claims in the database by namespace and name"
 
@@ -302,13 +304,13 @@ class _ServerPlan:
         grantees = [
             (case, made)
             for place, case in enumerate(self._cases)
-            if (made := self._grantee(case, _FIRST_PLACEHOLDER + place)) is not None
+            if (made := self._grantee(case, FIRST_PLACEHOLDER + place)) is not None
         ]
         if not grantees or self._simulation is None or self._config.endpoint is None:
             return
         owned = await self._read_owned()
         created = {
-            name: _FIRST_PLACEHOLDER + place
+            name: FIRST_PLACEHOLDER + place
             for place, case in enumerate(self._cases)
             if isinstance(case.decision, Plan) and case.decision.oid is None and not _leaves_role(case.decision)
             for name in [case.decision.role_name]
@@ -369,7 +371,7 @@ class _ServerPlan:
             if not isinstance(plan, Plan) or _leaves_role(plan):
                 continue
             if not any(isinstance(one, Refused) for one in plan.pending):
-                oid = _FIRST_PLACEHOLDER + place if plan.oid is None else plan.oid
+                oid = FIRST_PLACEHOLDER + place if plan.oid is None else plan.oid
                 found.setdefault(case.subject.key.namespace, set()).add(oid)
         return {namespace: frozenset(oids) for namespace, oids in found.items()}
 

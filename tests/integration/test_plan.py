@@ -20,10 +20,13 @@ from pgrole_controller.commands.plan_model import NOT_COMPARED, SUSPENDED, Plann
 from pgrole_controller.commands.plan_output import render_json, render_sql
 from pgrole_controller.commands.server_reading import ServerChoice
 from pgrole_controller.core.ddl import quote_identifier
-from pgrole_controller.core.desired import desired_role_of
+from pgrole_controller.core.desired import desired_role_of, privileges_of
+from pgrole_controller.core.privileges.grantee import Grantee
+from pgrole_controller.core.request import Key
 from pgrole_controller.core.role import digest
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.local.process import reached
+from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.schema import install
 from tests.commands import choose, run_command
@@ -41,6 +44,7 @@ spec:
   allow: {namespaces: {matchNames: ["*"]}, roleNames: ["*"]}
   databases: {matchNames: ["*"]}
 """
+SELECT = {"privileges": ["SELECT"]}
 CLUSTER, NAMESPACE_UID = "c-1", "ns-uid"
 
 
@@ -97,6 +101,13 @@ class PlanTrial:
             f"uid-{spec['name']}",
             digest(desired_role_of(made)) if applied else "sha256:earlier",
         )
+
+    async def applied(self, spec: dict[str, Any]) -> tuple[str, str]:
+        """Returns the uid and the digest that the controller stores once it has applied the privileges of the spec."""
+        made = PgRole.model_validate({**SPEC, "metadata": {"name": "x", "namespace": self.namespace}, "spec": spec})
+        oid = await self.home.fetchval("SELECT oid FROM pg_roles WHERE rolname = $1", spec["name"])
+        grantee = Grantee(Key(self.namespace, "x"), "", 1, spec["name"], oid, privileges_of(made) or {})
+        return f"uid-{spec['name']}", grantee.digest_of(self.prefix)
 
     async def apply(self, report: PlanReport) -> None:
         """Runs a plan's script with psql."""
@@ -428,6 +439,29 @@ async def test_privileges_of_a_new_and_of_an_existing_role_are_planned_and_appli
     again = await trial.plan(*specs)
     assert not again.differs
     assert await place.fetchval(f"SELECT has_table_privilege('{new}', 'app.other', 'SELECT')")
+
+
+@pytest.mark.parametrize("report_only", [False, True])
+async def test_a_revoked_privilege_is_drift_and_one_that_a_new_table_lacks_is_not(
+    trial: PlanTrial, place: Connection, report_only: bool
+) -> None:
+    reader, declared = trial.name("reader"), [{"kind": "Table", "schema": "app", "names": ["*"]} | SELECT]
+    spec: dict[str, Any] = {"name": reader, "privileges": [{"database": trial.prefix, "objects": declared}]}
+    spec |= {"drift": {"policy": "Report"}} if report_only else {}
+    await trial.home.execute(f"CREATE ROLE {reader}")
+    await trial.claim(spec)
+    await place.execute(f"GRANT SELECT ON ALL TABLES IN SCHEMA app TO {reader}; {queries.install_database()}")
+    stored = await trial.applied(spec)
+    await place.execute("SELECT pgrole.store_applied($1::text::regrole, $1::text, $2, $3)", reader, *stored)
+    await place.execute("CREATE TABLE app.new (id int)")
+    one = await trial.plan_one(spec)
+    assert (one.drift, words(one)) == ((), ["+SELECT on table app.new"])
+    await place.execute(f"DROP TABLE app.new; REVOKE SELECT ON app.orders FROM {reader}")
+    one = await trial.plan_one(spec)
+    revoked = "+SELECT on table app.orders was revoked" if report_only else "+SELECT on table app.orders"
+    assert (one.drift, words(one)) == (("privileges",), [revoked])
+    assert one.action is (PlannedAction.REPORT if report_only else PlannedAction.CHANGE)
+    assert all(change.corrected is not report_only for change in one.changes)
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])

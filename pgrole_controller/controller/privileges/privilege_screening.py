@@ -12,11 +12,11 @@ from pgrole_controller.controller.privileges import large_rounds
 from pgrole_controller.controller.privileges.privilege_memory import PrivilegeMemory
 from pgrole_controller.controller.privileges.privilege_progress import PrivilegeProgress
 from pgrole_controller.core.privileges.acl import ObjectId, ObservedAcl
+from pgrole_controller.core.privileges.acl_decision import find_objects_to_date
 from pgrole_controller.core.privileges.acl_screening import AclScreening
 from pgrole_controller.core.privileges.grantee import Grantee
 from pgrole_controller.core.privileges.object_patterns import compile_privileges
 from pgrole_controller.core.privileges.observed_database import ObservedDatabase
-from pgrole_controller.core.privileges.privilege_difference import PrivilegeDifference
 from pgrole_controller.core.request import Key
 from pgrole_controller.event_loop import run_aside
 from pgrole_controller.postgres.privileges.database_session import DatabaseSession
@@ -105,7 +105,7 @@ async def find_new_objects(
 
     Raises PgRoleError.
     """
-    asked = {one.grantee.key: objects for one in some if (objects := _missing_on(one, observed))}
+    asked = {one.grantee.key: objects for one in some if (objects := find_objects_to_date(one.decision, observed))}
     if not asked or not session.stores:
         return {}
     oids = {one.grantee.key: one.grantee.oid for one in some}
@@ -113,15 +113,3 @@ async def find_new_objects(
     return {
         key: frozenset(each for each in objects if (oids[key], each) not in older) for key, objects in asked.items()
     }
-
-
-def _missing_on(one: PrivilegeProgress, observed: ObservedDatabase) -> frozenset[ObjectId]:
-    missing = [each for each in (*one.decision.extended, *one.decision.reported) if not each.held]
-    objects = {each.object.id for each in missing if each.object is not None}
-    return frozenset(objects | _creators(missing, observed))
-
-
-def _creators(missing: Iterable[PrivilegeDifference], observed: ObservedDatabase) -> set[ObjectId]:
-    if all(each.object is not None for each in missing):
-        return set()
-    return {ObjectId("pg_authid", oid) for oid in observed.roles.values()}

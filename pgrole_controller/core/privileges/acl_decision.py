@@ -61,6 +61,17 @@ class PrivilegeDecision:
     applied: str = ""
 
 
+def find_objects_to_date(decision: PrivilegeDecision, observed: ObservedDatabase) -> frozenset[ObjectId]:
+    """Returns the objects on which something is missing, and creators of default privileges (pg_authid): it is drift
+    only if they existed when the declaration was applied.
+    """
+    missing = [one for one in (*decision.extended, *decision.reported) if not one.held]
+    objects = {one.object.id for one in missing if one.object is not None}
+    if any(one.object is None for one in missing):
+        objects |= {ObjectId("pg_authid", oid) for oid in observed.roles.values()}
+    return frozenset(objects)
+
+
 def decide_privileges(
     grantee: Grantee,
     observed: ObservedDatabase,
