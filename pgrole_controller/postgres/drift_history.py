@@ -5,7 +5,7 @@ Another database's rows are copied to the home database, at least once, identifi
 are never recorded.
 
 Equal drifts of a minute by one login share a row, so a contest adds a row a minute for each. A drift that is only
-reported is recorded once, by its `key`, whatever number of resyncs finds it.
+reported is recorded once, by its `key` and `occasion`, whatever number of resyncs and restarts finds it.
 
 Leave the history out of dumps with `pg_dump --exclude-table-data='pgrole.*'`.
 """
@@ -46,6 +46,8 @@ class RecordedDrift:
     """One drift to record, or as recorded. `database` is empty for roles.
 
     `key`: identifies a drift that may be found again; the same one is recorded once. Empty: it happens once.
+    `occasion`: tells apart drifts with one key, each of which happens once. `standing`: an earlier process may have
+    recorded it, knowing more or less of who caused it and when.
     `fields`: of spec. `values`: by field, what was declared and observed. `words`: what happened to privileges, one
     phrase each.
     """
@@ -59,9 +61,14 @@ class RecordedDrift:
     by: DriftAuthor = field(default_factory=DriftAuthor)
     cluster: str = ""
     key: str = ""
+    occasion: str = ""
+    standing: bool = False
     values: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     words: tuple[str, ...] = ()
 
+
+#: Characters of half a UUID, as in record_drifts().
+_HALF = 18
 
 _NAMESPACE = uuid.UUID("5d9f1f2c-3f4e-5a8e-9d3b-0f4c1f0a7b11")
 
@@ -105,9 +112,19 @@ def _to_json(drift: RecordedDrift, config: HistoryConfig) -> dict[str, object]:
     if drift.at is not None:
         row["at"] = drift.at.isoformat()
     if drift.key:
-        identity = "\0".join((drift.cluster, drift.database, drift.role, drift.key)).encode(errors="surrogateescape")
-        row["drift"] = str(uuid.uuid5(_NAMESPACE, identity.hex()))
+        row["drift"] = _identify(drift)
+        row["standing"] = drift.standing
     return row
+
+
+def _identify(drift: RecordedDrift) -> str:
+    """Returns a UUID. Its first half is the same on all occasions."""
+    parts = (drift.cluster, drift.database, drift.role, drift.key)
+    alike, this = (
+        str(uuid.uuid5(_NAMESPACE, "\0".join(some).encode(errors="surrogateescape").hex()))
+        for some in (parts, (*parts, drift.occasion) if drift.occasion else parts)
+    )
+    return alike[:_HALF] + this[_HALF:]
 
 
 def _shorten(words: Sequence[str]) -> dict[str, object]:

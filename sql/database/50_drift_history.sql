@@ -65,7 +65,9 @@ $$;
 
 -- Records drifts: an array of objects with the table's columns as keys, at most 1,000. Whatever is too long is cut.
 -- With `drift`, it is a copy, or one that may have been recorded before: then only count, last_at and, if its author was unknown,
--- who that is are updated. Without, and if the same fields of the role have a row of the last minute: that row counts it.
+-- who that is are updated. With `standing`, also if only the first half of `drift` is equal, unless another is known to have
+-- caused that one, or at another time. Without `drift`, and if the same fields of the role have a row of the last minute: that
+-- row counts it.
 -- Call it under lock_changes().
 CREATE OR REPLACE FUNCTION pgrole.record_drifts(drifts jsonb) RETURNS void
 LANGUAGE plpgsql VOLATILE
@@ -82,7 +84,7 @@ DECLARE
 BEGIN
     FOR new IN
         SELECT
-            d.drift, coalesce(d.at, clock_timestamp()) AS at, coalesce(d.last_at, d.at, clock_timestamp()) AS last_at,
+            d.drift, d.standing, coalesce(d.at, clock_timestamp()) AS at, coalesce(d.last_at, d.at, clock_timestamp()) AS last_at,
             pgrole.cut(d.role, 63) AS role, pgrole.cut(coalesce(d.database, current_database()), 63) AS database, d.kind,
             ARRAY(SELECT pgrole.cut(f, 24) FROM unnest(d.fields[:8]) AS f) AS fields,
             CASE WHEN pg_column_size(d.details) > 640 THEN '{"cut": true}' ELSE d.details END AS details,
@@ -92,8 +94,8 @@ BEGIN
             pgrole.cut(d.statement, 400) AS statement, pgrole.cut(d.proof, 20) AS proof, pgrole.cut(d.cluster, 63) AS cluster
         FROM jsonb_to_recordset(drifts) AS d (
             drift uuid, at timestamptz, last_at timestamptz, role text, database text, kind text, fields text[], details jsonb,
-            count bigint, corrected boolean, login text, acting text, application text, address text, statement text,
-            proof text, cluster text
+            standing boolean, count bigint, corrected boolean, login text, acting text, application text, address text,
+            statement text, proof text, cluster text
         )
         LIMIT 1000
     LOOP
@@ -123,6 +125,15 @@ BEGIN
             ORDER BY o.at
             LIMIT 1;
             folded := FOUND;
+            IF NOT folded AND new.standing THEN
+                SELECT o.slot, o.drift INTO known
+                FROM pgrole.drift_history AS o
+                WHERE o.role = new.role AND left(o.drift::text, 18) = left(new.drift::text, 18)
+                  AND (new.login IS NULL OR (o.login IS NULL AND o.at >= new.at) OR (o.login, o.at) = (new.login, new.at))
+                ORDER BY o.at DESC
+                LIMIT 1;
+                folded := FOUND;
+            END IF;
         END IF;
         IF folded AND new.drift IS NOT NULL THEN
             UPDATE pgrole.drift_history AS h

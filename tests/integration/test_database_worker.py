@@ -1531,6 +1531,40 @@ async def test_a_privilege_that_cannot_be_declared_is_reported_with_the_reason(w
     assert note.endswith("not corrected, since no PgRole can declare it: revoke it if it is not wanted")
 
 
+async def test_a_reported_drift_that_another_repeats_is_recorded_as_theirs_and_by_no_restart_again(
+    world: DatabaseWorkerWorld,
+) -> None:
+    world.declare(READ, report_only=True)
+    change, to_read = "DELETE ON app.orders {} " + world.role, "SELECT login, count FROM pgrole.history ORDER BY at"
+    expected = [(world.alice, 1)]
+
+    async def is_recorded() -> bool:
+        return [tuple(row) for row in await world.hand.fetch(to_read)] == expected
+
+    async def restart() -> None:
+        async with world.working() as worker:
+
+            async def is_repeated() -> bool:
+                return worker.memory.drifts.take_recorded()
+
+            assert await reached(is_repeated, DEADLINE)
+            assert await is_recorded(), await world.hand.fetch(to_read)
+
+    async with world.working() as worker:
+        await world.wait_settled()
+        await as_alice(world, f"GRANT {change.format('TO')}")
+        assert await reached(is_recorded, DEADLINE)
+        await world.hand.execute(f"REVOKE {change.format('FROM')}")
+        await world.wait(lambda result: not result.reported)
+        await world.hand.execute(f"GRANT {change.format('TO')}")
+        expected.append(("postgres", 1))
+        assert await reached(is_recorded, DEADLINE), await world.hand.fetch(to_read)
+        assert worker.memory.drifts.take_recorded()
+    await restart()
+    await world.hand.execute("DELETE FROM pgrole.ddl_event")
+    await restart()
+
+
 async def test_a_reported_drift_is_recorded_once_even_after_a_restart(world: DatabaseWorkerWorld) -> None:
     world.declare(READ, report_only=True)
     to_read = "SELECT fields, details ->> 'words', corrected, count FROM pgrole.history"

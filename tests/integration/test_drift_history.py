@@ -95,11 +95,32 @@ async def test_a_contest_adds_one_row_per_minute_and_a_report_one_row(other: Con
 
 
 async def test_a_report_has_one_row_in_whatever_month_it_is_found_again(other: Connection) -> None:
-    for months in (0, 1, 2):
-        at = NOW + timedelta(days=31 * months)
+    times = [NOW + timedelta(days=31 * months) for months in range(3)]
+    for at in times:
         await record(other, RecordedDrift("reported", ("privileges",), False, "orders", at=at, key="uid"))
     (found,) = await read(other, "reported")
-    assert (found.at, found.last_at, found.count) == (NOW, at, 1)
+    assert (found.at, found.last_at, found.count) == (NOW, times[-1], 1)
+
+
+async def test_a_standing_report_has_the_row_that_an_earlier_process_recorded(other: Connection) -> None:
+    drift = RecordedDrift("reported", ("privileges",), False, "orders", NOW, key="uid", occasion="unknown")
+    hour = timedelta(hours=1)
+    await record(other, drift)
+    by_alice = replace(drift, by=BY, at=NOW - hour, occasion="alice", standing=True)
+    for found in (replace(drift, occasion="", standing=True), by_alice, by_alice, replace(drift, standing=True)):
+        await record(other, found)
+    (row,) = await read(other, "reported")
+    assert (row.at, row.count, row.by.login) == (NOW - hour, 1, "alice")
+    later = replace(by_alice, at=NOW + hour, occasion="later")
+    for found in (
+        later,
+        later,
+        replace(drift, at=NOW + 2 * hour, occasion="unknown again"),
+        replace(later, key="other"),
+    ):
+        await record(other, found)
+    rows = [(one.at - NOW, one.by.login) for one in await read(other, "reported")]
+    assert sorted(rows) == [(-hour, "alice"), (hour, "alice"), (hour, "alice"), (2 * hour, "")]
 
 
 async def test_an_author_that_is_found_later_is_copied_as_one_and_no_other_is_mixed_with_it(

@@ -330,12 +330,15 @@ class PrivilegeReconcile:
         unrecorded = self._memory.drifts
         note_record = unrecorded.note_waiting if self._session.stores else unrecorded.note_unstored
         drifts: list[PrivilegeDrift] = []
+        first = one.role.told is None
         for by, differences in one.reported:
             drift = self._describe(by, differences, corrected=False)
             drifts.append(drift)
-            one.news.append(announce_drift(self._session.database, drift, differences, first=one.role.told is None))
+            one.news.append(announce_drift(self._session.database, drift, differences, first=first))
             key = "\0".join((one.grantee.uid, *sorted(difference.words for difference in differences)))
-            note_record([replace(self._records.record(one.grantee, drift, by), key=key)])
+            occasion = f"{by.login}\0{drift.time.isoformat()}" if by.login or not first else ""
+            record = self._records.record(one.grantee, drift, by)
+            note_record([replace(record, key=key, occasion=occasion, standing=first)])
         one.role.told = frozenset(difference.words for difference in one.decision.reported)
         if drifts:
             one.role.last_drifts = tuple(drifts)
