@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from pgrole_controller.commands.output import make_unexpected
+from pgrole_controller.commands.plan_cascades import GrantOptions, find_cascades, find_options
 from pgrole_controller.commands.plan_model import PlannedChange, PlannedSql, Sign
 from pgrole_controller.commands.plan_words import describe_privileges
 from pgrole_controller.commands.server_reading import read_each, reading
 from pgrole_controller.core.ddl import make_sendable, render_identifier
 from pgrole_controller.core.errors import PgRoleError
-from pgrole_controller.core.privileges.acl import ObjectId
+from pgrole_controller.core.privileges.acl import AclChange, ObjectId
 from pgrole_controller.core.privileges.acl_decision import (
     PrivilegeDecision,
     decide_privileges,
@@ -27,7 +28,7 @@ from pgrole_controller.core.privileges.privilege_reach import PrivilegeReach
 from pgrole_controller.core.privileges.privilege_result import PrivilegeResult
 from pgrole_controller.core.request import Key
 from pgrole_controller.postgres.connection import Connection, Endpoint
-from pgrole_controller.postgres.plan_reading import read_privileges
+from pgrole_controller.postgres.plan_reading import PassedOn, read_passed_on, read_privileges
 from pgrole_controller.postgres.privileges.acl_catalog import read_older
 
 #: Number of databases read concurrently.
@@ -135,9 +136,10 @@ async def _plan_in(
             view = _PrivilegesView(database, replace(observed, roles={**roles, **observed.roles}), applied)
             decided = [view.decide(one) for one in some]
             older = await view.read_older(connection, some, decided)
+            passed_on = await view.read_passed_on(connection, some, decided)
     except PgRoleError as error:
         return [PlannedPrivileges(errors=(_in(database, error),)) for _ in some], True
-    results = [view.conclude(one, decision, older) for one, decision in zip(some, decided, strict=True)]
+    results = [view.conclude(one, decision, older, passed_on) for one, decision in zip(some, decided, strict=True)]
     return results, applied is not None or not any(database in one.recorded for one in some)
 
 
@@ -192,8 +194,31 @@ class _PrivilegesView:
         ]
         return await read_older(connection, asked) if asked else frozenset()
 
+    def _find_options(self, one: PlannedGrantee, decision: PrivilegeDecision | PgRoleError) -> GrantOptions:
+        if isinstance(decision, PgRoleError):
+            return {}
+        return find_options(one.grantee.oid, decision.changes, self.observed)
+
+    async def read_passed_on(
+        self,
+        connection: Connection,
+        some: Sequence[PlannedGrantee],
+        decided: Sequence[PrivilegeDecision | PgRoleError],
+    ) -> Mapping[tuple[int, ObjectId], Sequence[PassedOn]]:
+        """Returns what these roles granted on objects on which they lose a grant option. Raises PgRoleError."""
+        asked = [
+            (one.grantee.oid, each)
+            for one, decision in zip(some, decided, strict=True)
+            for each in self._find_options(one, decision)
+        ]
+        return await read_passed_on(connection, asked) if asked else {}
+
     def conclude(
-        self, one: PlannedGrantee, decision: PrivilegeDecision | PgRoleError, older: frozenset[tuple[int, ObjectId]]
+        self,
+        one: PlannedGrantee,
+        decision: PrivilegeDecision | PgRoleError,
+        older: frozenset[tuple[int, ObjectId]],
+        passed_on: Mapping[tuple[int, ObjectId], Sequence[PassedOn]],
     ) -> PlannedPrivileges:
         missing_on = self._to_date(one, decision)
         if missing_on:
@@ -202,17 +227,26 @@ class _PrivilegesView:
         if isinstance(decision, PgRoleError):
             return PlannedPrivileges(errors=(_in(self.database, decision),))
         try:
-            return _describe(self.database, decision, self.observed.facts.version)
+            options = self._find_options(one, decision)
+            granted = {each: passed_on.get((one.grantee.oid, each), ()) for each in options}
+            cascades = find_cascades(decision.changes, options, granted)
+            return _describe(self.database, decision, self.observed.facts.version, cascades)
         except Exception as error:  # noqa: BLE001 -- this role's error, whatever the database holds
             return PlannedPrivileges(errors=(_in(self.database, make_unexpected(error)),))
 
 
-def _describe(database: str, decision: PrivilegeDecision, version: int) -> PlannedPrivileges:
-    changes = describe_privileges(decision.changes, decision.default_changes, database)
+def _describe(
+    database: str, decision: PrivilegeDecision, version: int, cascades: Mapping[AclChange, tuple[str, ...]]
+) -> PlannedPrivileges:
+    changes = describe_privileges(decision.changes, decision.default_changes, database, cascades)
     left = tuple(_describe_left(one, database) for one in decision.reported[:100])
     more = len(decision.reported) - len(left)
     notes = (f"{more} more differences of privileges in database {database} are only reported",) if more > 0 else ()
-    lines = tuple(_lines(statements(decision.changes, decision.default_changes, version)))
+    apart = {change.object.id for change in cascades}  # as the controller does, all changes of such an object
+    usual = [change for change in decision.changes if change.object.id not in apart]
+    others = [change for change in decision.changes if change.object.id in apart]
+    some = (*statements(usual, decision.default_changes, version), *statements(others, version=version, cascade=True))
+    lines = tuple(_lines(some))
     return PlannedPrivileges(
         (*changes, *left),
         (PlannedSql(database, lines),) if lines else (),

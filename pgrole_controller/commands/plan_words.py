@@ -1,6 +1,6 @@
 """Differences of roles and privileges in words, one line each. Never shows a password or its verifier."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from pgrole_controller.commands.plan_model import PlannedChange, Sign
 from pgrole_controller.core.ddl import render_valid_until
@@ -73,13 +73,26 @@ def describe_password(password: DesiredPassword) -> str:
 
 
 def describe_privileges(
-    changes: Sequence[AclChange], defaults: Sequence[DefaultAclChange], database: str
+    changes: Sequence[AclChange],
+    defaults: Sequence[DefaultAclChange],
+    database: str,
+    cascades: Mapping[AclChange, tuple[str, ...]],
 ) -> tuple[PlannedChange, ...]:
-    """Names each object, or counts them where a pattern concerns many."""
+    """Names each object, or counts them where a pattern concerns many. `cascades`: roles that lose what the role
+    granted them.
+    """
     grouped: dict[tuple[object, ...], list[AclChange]] = {}
     for change in changes:
         kind, schema = change.object.kind.widest, change.object.schema
-        form = (change.revoke, change.privileges, change.columns, change.option_only, kind, schema)
+        form = (
+            change.revoke,
+            change.privileges,
+            change.columns,
+            change.option_only,
+            kind,
+            schema,
+            cascades.get(change),
+        )
         grouped.setdefault(form, []).append(change)
     found: list[PlannedChange] = []
     for some in grouped.values():
@@ -93,7 +106,8 @@ def describe_privileges(
             words = [f"{what} on {len(some)} {_PLURALS.get(one.object.kind, 'objects')}{schema}"]
         else:
             words = [f"{what} on {each.object.label}" for each in some]
-        found += [PlannedChange(sign, "privileges", line, database) for line in words]
+        more = _describe_cascade(cascades.get(one, ()))
+        found += [PlannedChange(sign, "privileges", f"{line}{more}", database) for line in words]
     for each in defaults:
         what = f"{'grant option for ' if each.option_only else ''}{', '.join(each.privileges)}"
         place = f" in schema {each.schema}" if each.schema else ""

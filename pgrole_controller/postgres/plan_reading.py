@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from pgrole_controller.core.claim import Owner
 from pgrole_controller.core.errors import PgRoleError
+from pgrole_controller.core.privileges.acl import ObjectId
 from pgrole_controller.core.privileges.observed_database import ObservedDatabase
 from pgrole_controller.core.privileges.privilege_reach import PrivilegeReach
 from pgrole_controller.core.request import Key
@@ -20,9 +21,10 @@ from pgrole_controller.core.state import Detection, Observed
 from pgrole_controller.postgres import catalog, queries
 from pgrole_controller.postgres.capabilities import identify
 from pgrole_controller.postgres.claim_store import HomeConnection
-from pgrole_controller.postgres.connection import Connection
+from pgrole_controller.postgres.connection import Connection, has_raw_names
 from pgrole_controller.postgres.database_claims import DatabaseClaims
 from pgrole_controller.postgres.privileges.acl_catalog import read_database
+from pgrole_controller.postgres.privileges.acl_rows import CATALOGS
 from pgrole_controller.postgres.privileges.stored_state import split_mark
 from pgrole_controller.postgres.rows import fetch
 from pgrole_controller.postgres.schema import SchemaState
@@ -49,6 +51,14 @@ class PlanSession:
     def of_cluster(self, cluster: str) -> Session:
         """The session for the objects of a cluster."""
         return replace(self.session, cluster=cluster)
+
+
+class PassedOn(NamedTuple):
+    """A privilege that a role granted to others. `column` is empty for the whole object. `grantees`: names."""
+
+    privilege: str
+    column: str
+    grantees: tuple[str, ...]
 
 
 class ClaimingNamespace(NamedTuple):
@@ -162,3 +172,19 @@ async def read_privileges(
             applied[row.get("role", int)] = row.get("holder", str), digest
     observed = await read_database(connection, oids, reach.creators, reach.touches, reach.has_columns)
     return observed, applied
+
+
+async def read_passed_on(
+    connection: Connection, asked: Collection[tuple[int, ObjectId]]
+) -> dict[tuple[int, ObjectId], list[PassedOn]]:
+    """Returns what each of these roles granted on the object beside it. Raises PgRoleError."""
+    catalogs = {name: oid for oid, name in CATALOGS.items()}
+    pairs = [(role, catalogs[one.catalog], one.oid) for role, one in asked]
+    columns = [[pair[place] for pair in pairs] for place in range(3)]
+    question = queries.privileges("passed_on", raw=has_raw_names(connection))
+    found: dict[tuple[int, ObjectId], list[PassedOn]] = {}
+    for row in await fetch(connection, "", question, *columns):
+        grantees = row.texts("grantees") + (("PUBLIC",) if row.get("to_public", bool) else ())
+        place = row.get("role", int), ObjectId(CATALOGS[row.get("catalog", int)], row.get("oid", int))
+        found.setdefault(place, []).append(PassedOn(row.get("privilege", str), row.text("column_name"), grantees))
+    return found

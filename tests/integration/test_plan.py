@@ -464,6 +464,37 @@ async def test_a_revoked_privilege_is_drift_and_one_that_a_new_table_lacks_is_no
     assert all(change.corrected is not report_only for change in one.changes)
 
 
+async def test_what_a_role_granted_in_turn_is_revoked_with_cascade_and_named(
+    trial: PlanTrial, place: Connection
+) -> None:
+    old, bob = trial.name("old"), trial.name("bob")
+    await trial.home.execute(f"CREATE ROLE {old}; CREATE ROLE {bob}")
+    await place.execute(
+        f"""GRANT USAGE ON SCHEMA app TO {old} WITH GRANT OPTION;
+        GRANT SELECT, DELETE, UPDATE (id) ON app.orders TO {old} WITH GRANT OPTION;
+        GRANT INSERT ON app.other TO {old} WITH GRANT OPTION;
+        SET ROLE {old}; GRANT SELECT, UPDATE (id) ON app.orders TO {bob}; GRANT SELECT ON app.orders TO PUBLIC;
+        RESET ROLE"""
+    )
+    await trial.claim({"name": old})
+    declared = {"kind": "Table", "schema": "app", "names": ["orders"], "privileges": ["DELETE"]}
+    access = {"name": "app", "access": ["Read"], "except": ["*"]}
+    spec = {"name": old, "privileges": [{"database": trial.prefix, "schemas": [access], "objects": [declared]}]}
+    report = await trial.plan(spec)
+    (one,) = report.objects
+    assert set(words(one)) == {
+        "-grant option for USAGE on schema app",
+        f'-SELECT on table app.orders, and what it granted to "PUBLIC", "{bob}"',
+        f'-UPDATE (id) on table app.orders, and what it granted to "{bob}"',
+        "-grant option for DELETE on table app.orders",
+        "-INSERT on table app.other",
+    }
+    assert {line.split()[-1] == "CASCADE" for line in lines(one) if "orders" in line} == {True}
+    assert not any("CASCADE" in line for line in lines(one) if "orders" not in line)
+    await trial.apply(report)
+    assert not (await trial.plan(spec)).differs
+
+
 @pytest.mark.parametrize("elsewhere", [False, True])
 async def test_owners_of_objects_must_be_roles_that_the_namespace_claims(
     trial: PlanTrial, place: Connection, elsewhere: bool
