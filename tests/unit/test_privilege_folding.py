@@ -238,7 +238,8 @@ def test_exact_mode_shares_no_pattern_of_schemas() -> None:
         database.add_schema(f"tenant_{number}")
         database.add("a", "SELECT", schema=f"tenant_{number}")
     declared = database.declare(exact=True)
-    assert not any(is_pattern(one.schema) for one in (*declared.schemas, *declared.objects))
+    schemas = [one.schema for one in declared.schemas] + [one.schema for one in declared.objects]
+    assert not any(map(is_pattern, schemas))
     assert len(declared.objects) == 32
     assert declared.unmanaged == ("*",)
 
