@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import anyio
+
 from pgrole_controller.api.reading import Invalid, read_pgserver
 from pgrole_controller.api.validation import read_duration, read_retention
 from pgrole_controller.controller.objects import age_of, generation_of
@@ -39,6 +41,10 @@ if TYPE_CHECKING:  # imported with the first object: `api.reading`
     from pgrole_controller.api.server_policy import NamespaceSelector
 
 
+#: Timeout of reading what a PgServer's connection is made from, in seconds.
+READ_SECONDS = 10.0
+
+
 @dataclass(frozen=True, slots=True)
 class ControllerConfig:
     """What holds for every PgServer of this controller.
@@ -60,11 +66,12 @@ async def read_declaration(client: Client, stored: Stored, controller_config: Co
         return unusable(stored, Refused(Reason.INVALID_SPEC, str(error)))
     declared = declare(stored, server, controller_config.forbidden_metadata)
     try:
-        endpoint = await _read_endpoint(client, server.spec.connection, controller_config)
+        with anyio.fail_after(READ_SECONDS):
+            endpoint = await _read_endpoint(client, server.spec.connection, controller_config)
     except PgRoleError as error:
         return replace(declared, problem=error)
-    except (ApiError, Unreachable, BadStream) as error:
-        message = f"the objects of spec.connection cannot be read: {error}"
+    except (ApiError, Unreachable, BadStream, TimeoutError) as error:
+        message = f"the objects of spec.connection cannot be read: {str(error) or 'no answer in time'}"
         return replace(declared, problem=Transient(Reason.SERVER_NOT_READY, message))
     return replace(declared, endpoint=endpoint)
 

@@ -18,8 +18,10 @@ import anyio
 from anyio.abc import TaskGroup
 
 from pgrole_controller import metrics
+from pgrole_controller.api.reading import read_pgserver
 from pgrole_controller.controller.declaration import (
     ControllerConfig,
+    declare,
     index_config_map,
     index_secret,
     names_secrets,
@@ -27,7 +29,7 @@ from pgrole_controller.controller.declaration import (
     unusable,
 )
 from pgrole_controller.controller.errors import contain
-from pgrole_controller.controller.objects import is_own_write
+from pgrole_controller.controller.objects import generation_of, is_own_write
 from pgrole_controller.controller.server_config import DEFAULT_SERVER, ServerConfig
 from pgrole_controller.controller.worker import ServerWorker
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient, Waiting
@@ -41,6 +43,9 @@ log = logging.getLogger(__name__)
 
 #: Pause after a declaration that could not be read, in seconds.
 AGAIN_SECONDS = 5.0
+
+#: Maximum number of declarations that are read at once: what is not answered must leave connections to others.
+READERS = 12
 
 #: An API server that starts refuses everyone until it has read its RBAC rules. For this long, in seconds, that does not
 #: mean that there are no PgServers: PGROLE_DSN may name another server than PgServer default, and allows more.
@@ -159,27 +164,58 @@ class ServerWorkers:
             await self._updated.wait()
 
     async def _update(self, tasks: TaskGroup) -> bool:
-        """Starts, changes and stops workers as declared. Returns True if a declaration could not be read."""
-        read = [await self._declare(name) for name in self._declared_names()]
-        declared = [one for one in read if one is not None]
-        if self._implied is not None and DEFAULT_SERVER not in {one.name for one in declared}:
-            declared.append(self._implied)
-        for name in self._running.keys() - {one.name for one in declared}:
+        """Starts, changes and stops workers as declared, first where that takes no request. Returns True if a
+        declaration could not be read.
+        """
+        names = {key.name for key, _ in self._observed.pgservers.items()}
+        implied = self._implied if DEFAULT_SERVER not in names else None
+        for name in self._running.keys() - names - ({DEFAULT_SERVER} if implied is not None else set()):
             self._stop(name)
-        for one in declared:
-            running = self._running.get(one.name)
-            if running is None:
-                self._start(one, tasks)
-            else:
-                running.worker.declare(one)
-        return any(one.problem is not None for one in declared)
+        if implied is not None:
+            self._take(implied, tasks)
+        self._pass_on()
+        problems: list[PgRoleError] = []
+        places = anyio.Semaphore(READERS)
 
-    def _declared_names(self) -> list[str]:
-        return sorted(key.name for key, _ in self._observed.pgservers.items())
+        async def read(name: str) -> None:
+            async with places:
+                declared = await self._declare(name)
+            if declared is not None:
+                self._take(declared, tasks)
+                if declared.problem is not None:
+                    problems.append(declared.problem)
+
+        async with anyio.create_task_group() as reads:
+            for name in sorted(names):
+                reads.start_soon(read, name)
+        return bool(problems)
+
+    def _take(self, declared: ServerConfig, tasks: TaskGroup) -> None:
+        running = self._running.get(declared.name)
+        if running is None:
+            self._start(declared, tasks)
+        else:
+            running.worker.declare(declared)
+
+    def _pass_on(self) -> None:
+        """Passes on what changed in PgServers whose spec.connection did not, such as the policy. What they connect with
+        is read afterwards.
+        """
+        for name, running in self._running.items():
+            stored, known = self._observed.pgservers.get(Key("", name)), running.worker.server
+            if stored is None or stored.uid != known.uid or generation_of(stored) == known.generation:
+                continue
+            try:
+                declared = declare(stored, read_pgserver(stored.object()), self._controller_config.forbidden_metadata)
+            except Exception:  # noqa: BLE001, S112 -- told when it is read
+                continue
+            if declared.connection == known.connection:
+                how = replace(declared, endpoint=known.endpoint, lapsed=known.lapsed, outdated=known.outdated)
+                running.worker.declare(replace(how, problem=known.problem))
 
     async def _declare(self, name: str) -> ServerConfig | None:
         """Returns the declaration as last read, unless a version changed since or it could not be used. None if the
-        PgServer was deleted while others were read.
+        PgServer was deleted meanwhile.
         """
         stored = self._observed.pgservers.get(Key("", name))
         if stored is None:
@@ -189,6 +225,8 @@ class ServerWorkers:
         if known is not None and known[0] == version and known[1].problem is None:
             return known[1]
         declared = await self._read_declaration(stored)
+        if self._observed.pgservers.get(stored.key) is None:
+            return None
         if known is not None:
             declared = self._keep(declared, known[1])
         self._read[name] = (version, declared)

@@ -16,7 +16,7 @@ import pytest
 from pgrole_controller import metrics
 from pgrole_controller.controller import servers as module
 from pgrole_controller.controller.context import LiveServers
-from pgrole_controller.controller.declaration import ControllerConfig, index_pgserver, read_declaration
+from pgrole_controller.controller.declaration import READ_SECONDS, ControllerConfig, index_pgserver, read_declaration
 from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.controller.servers import DENIED_SECONDS, ServerStores, ServerWorkers
 from pgrole_controller.controller.session_keeper import SessionState
@@ -243,6 +243,49 @@ async def test_the_worker_of_a_deleted_server_is_removed_after_its_objects_have_
         with anyio.fail_after(30):
             await worker.removed.wait()
         assert world.moved == ["a", "a"]
+
+
+async def test_another_policy_is_passed_on_before_any_secret_is_read() -> None:
+    world = ServerConfigWorld()
+    async with running(world):
+        for name in ("a", "gone", "other"):
+            world.put(name)
+        await world.servers.catch_up()
+        before = world.worker("a").server
+        world.api.opened = anyio.Event()
+        world.put("other", database="another")
+        world.put("a", adopt=True)
+        world.remove("gone")
+        await world.until(lambda: world.worker("a").server.server_policy.adopt, "the other policy")
+        assert world.worker("a").server.access == before.access
+        assert "gone" not in world.servers
+        assert world.worker("other").server.address.database == "postgres", "it cannot connect there yet"
+
+
+@in_timelapse
+async def test_a_secret_that_is_not_answered_delays_no_other_server_and_is_given_up() -> None:
+    world = ServerConfigWorld()
+    answers, opened = world.api.request, anyio.Event()
+
+    async def request(method: str, path: str, **more: object) -> bytes:
+        if path.endswith("/of-a"):
+            await opened.wait()
+        return await answers(method, path, **more)
+
+    world.api.request = request  # type: ignore[method-assign, assignment]
+    async with running(world):
+        world.put("a")
+        world.put("b")
+        await anyio.sleep(1.0)
+        assert "b" in world.servers
+        assert "a" not in world.servers
+        await anyio.sleep(READ_SECONDS)
+        problem = world.worker("a").server.problem
+        assert problem is not None
+        assert problem.message == "the objects of spec.connection cannot be read: no answer in time"
+        opened.set()
+        await anyio.sleep(10.0)
+        assert world.worker("a").server.problem is None
 
 
 async def test_who_catches_up_waits_until_the_workers_have_what_is_declared() -> None:
