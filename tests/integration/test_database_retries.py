@@ -19,8 +19,9 @@ from pgrole_controller.core.privileges.acl import ObjectKind
 from pgrole_controller.core.privileges.grantee import DatabasePrivileges, ObjectPrivileges
 from pgrole_controller.core.privileges.privilege_result import PrivilegeResult
 from pgrole_controller.core.request import Key
+from pgrole_controller.core.server_options import DatabaseMode, DatabasesConfig
 from pgrole_controller.local.process import reached
-from pgrole_controller.postgres.privileges import database_opening
+from pgrole_controller.postgres.privileges import database_opening, database_session
 from pgrole_controller.postgres.privileges.database_session import DatabaseSession
 from pgrole_controller.postgres.privileges.ddl_events import Scope
 from tests.integration.database_world import DEADLINE, KEY, READ, SERVER, DatabaseWorkerWorld
@@ -111,6 +112,24 @@ async def test_a_role_published_while_there_is_no_session_causes_one_report(worl
     grantees.publish(SERVER, replace(plain, key=Key("shop", "r0"), uid="u0", declared=elsewhere))
     grantees.withdraw(SERVER, Key("shop", "r1"))
     assert [result.key.name for result in reports] == [f"r{number}" for number in range(10)]
+
+
+@pytest.mark.parametrize("mode", [DatabaseMode.EVENTS, DatabaseMode.POLL, DatabaseMode.RESYNC])
+async def test_the_controller_leaves_a_closed_database_that_no_one_announces(
+    world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch, mode: DatabaseMode
+) -> None:
+    if mode is DatabaseMode.RESYNC:
+        monkeypatch.setattr(database_session, "BACKSTOP_SECONDS", 1.0)
+    world.config = replace(world.config, databases=DatabasesConfig(("*",), detection=mode))
+    world.declare(READ)
+    async with world.working() as worker:
+        await world.wait_settled()
+        await world.home.execute(f"ALTER DATABASE {world.database} ALLOW_CONNECTIONS false")
+        try:
+            await world.wait(lambda result: "ALLOW_CONNECTIONS true" in str(result.error))
+            assert worker.mode is None
+        finally:
+            await world.home.execute(f"ALTER DATABASE {world.database} ALLOW_CONNECTIONS true")
 
 
 # What any role can announce in the home database.

@@ -350,7 +350,10 @@ class DatabaseWorker:
         to_read = EVERYTHING if everything else PrivilegeRead()
         if since < math.inf or everything:
             async with session.lock:
-                to_read |= await session.next_read()
+                found = await session.next_read()
+            if session.may_tell_of_database(found):
+                self._checks.request()
+            to_read |= found
         to_read = self._complete_reads.moderate(to_read, now, forced=everything)
         if self._checks.take(now):
             await session.check_database()

@@ -135,6 +135,11 @@ class DatabaseSession:
         """What to read of the privileges on the database itself, about which there is no event."""
         return PrivilegeRead(Scope.NAMED, objects=frozenset({ObjectId("pg_database", self.oid)}))
 
+    def may_tell_of_database(self, found: PrivilegeRead) -> bool:
+        """Whether `next_read` may have returned this because the database itself changed."""
+        polled = self.mode is DatabaseMode.POLL and found.scope is Scope.FULL
+        return polled or self.own_acl.objects <= found.objects
+
     async def next_read(self) -> PrivilegeRead:
         """Returns what to read after the changes since the last call: after events, or else what `read_again` noted,
         in turn. Raises PgRoleError.
@@ -178,9 +183,12 @@ class DatabaseSession:
         async with self.lock:
             with forgetting():
                 row = await fetch_row(self.connection, "", _query("place"), seconds=_DEADLINE)
+                found = await inspect_database(self.connection)
         if not row.get("accepting", bool):
             raise refusing_connections(self.database)
-        await self._check_installation()
+        if found.essentials != self.installation.essentials:
+            what = f'what is installed in database "{self.database}", or who may create something there, changed'
+            raise Transient(Reason.SERVER_NOT_READY, f"{what}: it is read again")
 
     async def read(
         self,
@@ -308,18 +316,12 @@ class DatabaseSession:
             await anyio.sleep(BEAT_SECONDS)
 
     async def _watch_installation(self) -> NoReturn:
-        """Ends the session when what it relies on changes: the event triggers, the schema, who may replace it."""
+        """Ends the session when what it relies on changes: the event triggers, the schema, who may replace it, and
+        whether the database accepts connections.
+        """
         while True:
             await anyio.sleep(BACKSTOP_SECONDS if self.blocked is None else min(BLOCKED_SECONDS, BACKSTOP_SECONDS))
-            await self._check_installation()
-
-    async def _check_installation(self) -> None:
-        async with self.lock:
-            with forgetting():
-                found = await inspect_database(self.connection)
-        if found.essentials != self.installation.essentials:
-            what = f'what is installed in database "{self.database}", or who may create something there, changed'
-            raise Transient(Reason.SERVER_NOT_READY, f"{what}: it is read again")
+            await self.check_database()
 
     async def _prune(self) -> NoReturn:
         pause = PRUNE_SECONDS
