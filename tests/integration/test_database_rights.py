@@ -11,6 +11,7 @@ from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.local.process import reached
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Endpoint
+from pgrole_controller.postgres.privileges import database_session
 from tests.integration.database_world import DEADLINE, READ, DatabaseWorkerWorld, make_world
 
 GRANTS = """
@@ -84,6 +85,24 @@ async def test_without_execute_in_the_schema_no_table_is_blamed_and_the_error_na
         assert await reached(is_said, DEADLINE), f"{worker.trouble} {getattr(world.result, 'error', '')}"
         await world.hand.execute(execute)
         await world.wait_settled()
+
+
+async def test_the_schema_is_installed_once_the_controller_may_create_it(
+    world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database_session, "BACKSTOP_SECONDS", 0.2)
+    steward = world.role.replace("reader", "steward")
+    await world.hand.execute(f"REVOKE CREATE ON DATABASE {world.database} FROM {steward}")
+    world.declare(READ)
+    async with world.working() as worker:
+        await world.wait_settled()
+        assert not worker.stores
+        await world.hand.execute(f"GRANT CREATE ON DATABASE {world.database} TO {steward}")
+
+        async def is_installed() -> bool:
+            return worker.stores
+
+        assert await reached(is_installed, 15.0), worker.why
 
 
 @pytest.mark.parametrize("mode", [DatabaseMode.POLL, DatabaseMode.EVENTS])

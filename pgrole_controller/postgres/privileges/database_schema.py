@@ -41,6 +41,7 @@ class DatabaseInstallation:
     - `database`: quoted, for people. `home`: it is the home database, too.
     - `present`: complete, trusted and of a version this controller works with.
     - `current`: present, and of this version or a later one.
+    - `creatable`: not present, and the controller's role may create it.
     - `armed`: both event triggers record what changes. `switched_off`: by which setting they do not fire in other
       sessions, with the remedy, for people.
     - `foreign_parts`: parts of the schema that an untrusted role owns, for people; nothing in it may be called.
@@ -64,6 +65,7 @@ class DatabaseInstallation:
     max_prepared_transactions: int
     others_may_create: bool
     publications: tuple[str, ...] = ()
+    creatable: bool = False
     switched_off: str = ""
     plainly_owned: bool = False
     remedy: str = ""
@@ -72,7 +74,7 @@ class DatabaseInstallation:
     def essentials(self) -> tuple[object, ...]:
         """What a session relies on: it ends when this changes."""
         trusted, hindered = (self.foreign_parts, self.others_may_create), (self.publications, self.switched_off)
-        return self.present, self.armed, self.endangered, *trusted, *hindered
+        return self.present, self.creatable, self.armed, self.endangered, *trusted, *hindered
 
     @property
     def notifies(self) -> bool:
@@ -114,6 +116,7 @@ async def inspect_database(connection: Connection) -> DatabaseInstallation:
             others_may_create=parts.get("others_may_create", bool),
             publications=() if complete else schema.find_publications(parts),
             plainly_owned=row.get("plainly_owned", bool),
+            creatable=version is None and parts.get("may_create", bool),
             switched_off=await _find_setting(connection, _text(row, "database")),
         )
 
