@@ -16,7 +16,7 @@ WITH setting AS (
 )
 SELECT
     (SELECT s.of_database FROM setting AS s) AS of_database,
-    (SELECT s.value IN ('off', 'false', 'no', '0') FROM setting AS s) AS off,
+    (SELECT s.value IN ('off', 'of', 'false', 'fals', 'fal', 'fa', 'f', 'no', 'n', '0') FROM setting AS s) AS off,
     -- the controller's own session may have another value, and then PostgreSQL tells only superusers
     current_setting('is_superuser') = 'on' AND current_setting('event_triggers', true) IS NOT NULL AS ask_configuration,
     EXISTS (

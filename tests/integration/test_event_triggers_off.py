@@ -7,8 +7,10 @@ import pytest
 from pgrole_controller.controller.privileges.database_worker import DatabaseWorker
 from pgrole_controller.core.server_options import DatabaseMode
 from pgrole_controller.local.process import reached
+from pgrole_controller.postgres.connection import Endpoint, connect
 from pgrole_controller.postgres.diagnosis import read_event_trigger_facts
 from pgrole_controller.postgres.privileges import database_session
+from pgrole_controller.postgres.privileges.database_schema import inspect_database
 from tests.integration.database_world import DEADLINE, READ, DatabaseWorkerWorld
 from tests.servers import Servers
 
@@ -69,3 +71,19 @@ async def test_a_setting_of_the_database_counts_more_than_one_of_all_roles(world
         assert not (await read_event_trigger_facts(world.hand, "postgres")).switched_off
     finally:
         await world.home.execute("ALTER ROLE ALL RESET event_triggers")
+
+
+@pytest.mark.parametrize("where", ["of the database", "of the server"])
+async def test_every_spelling_that_postgresql_accepts_is_understood(world: DatabaseWorkerWorld, where: str) -> None:
+    words = ["off", "false", "no", "on", "true", "yes"]
+    spellings = {word[:length] for word in words for length in range(1, len(word) + 1)} - {"o"} | {"0", "1", "Fal"}
+    statement = SETTINGS[where][0](world.database)
+    async with connect(Endpoint(world.server.dsn(database=world.database)), "test") as connection:
+        for spelling in sorted(spellings):
+            try:
+                await world.home.execute(statement.format(f"SET event_triggers = '{spelling}'"))
+                found = await inspect_database(connection)
+                expected = not await connection.fetchval("SELECT $1::text::boolean", spelling)
+                assert bool(found.switched_off) is expected, spelling
+            finally:
+                await world.home.execute(statement.format("RESET event_triggers"))
