@@ -1,8 +1,8 @@
 """Change detection on one server: the best mode that is requested and that the controller's privileges permit."""
 
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NoReturn
 
@@ -32,6 +32,7 @@ class Detector:
     """A running detection mode: its tasks, and its connections.
 
     Other queries may use `connection` while they hold `lock`. `why`: why Watch is not possible, if Auto chose another.
+    `await_better`: returns once Watch has become possible, where no privilege tells.
     """
 
     mode: Mode
@@ -40,6 +41,7 @@ class Detector:
     lock: anyio.Lock = field(default_factory=anyio.Lock)
     poller: Poller | None = None
     why: str = ""
+    await_better: Callable[[], Coroutine[Any, Any, None]] | None = None
 
     @property
     def connection(self) -> Connection:
@@ -62,6 +64,7 @@ async def open_detector(
     `on_database` is called with the names of changed databases, only with Watch; None: any database.
     """
     why = found.missing.message if found.missing else ""
+    await_better: Callable[[], Coroutine[Any, Any, None]] | None = None
     if detection in (Mode.AUTO, Mode.WATCH) and not found.missing:
         try:
             async with explaining(writer):
@@ -70,10 +73,13 @@ async def open_detector(
             if detection is Mode.WATCH or not (is_lacking(error) or isinstance(error, watch.NotDelivered)):
                 raise
             why = error.message
+            if isinstance(error, watch.NotDelivered):
+                await_better = partial(_await_delivery, endpoint, found, min(watch.DELIVERY_SECONDS, 300 * interval))
     if detection is Mode.RESYNC:
         return await stack.enter_async_context(_resyncing(endpoint, found))
     why = why if detection is Mode.AUTO else ""
-    return await stack.enter_async_context(_polling(endpoint, found, interval, on_change, why))
+    polling = await stack.enter_async_context(_polling(endpoint, found, interval, on_change, why))
+    return replace(polling, await_better=await_better)
 
 
 @asynccontextmanager
@@ -87,6 +93,15 @@ async def _watching(
         lock = anyio.Lock()
         tasks = (partial(watch.watch, watcher, found.guarded), partial(watch.keep_alive, listener, lock))
         yield Detector(Mode.WATCH, (listener, watcher), tasks, lock)
+
+
+async def _await_delivery(endpoint: Endpoint, found: Capabilities, seconds: float) -> None:
+    """Returns once Watch works, after an attempt every `seconds` on connections of its own."""
+    while True:
+        await anyio.sleep(seconds)
+        with suppress(PgRoleError):
+            async with _watching(endpoint, found, lambda _names: None, lambda _names: None):
+                return
 
 
 @asynccontextmanager

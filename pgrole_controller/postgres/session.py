@@ -286,6 +286,8 @@ async def run_session(
                 period = min(ACCESS_CHECK_SECONDS, 60 * interval)
                 tasks.start_soon(_watch_access, detector, found, period, tasks.cancel_scope)
                 tasks.start_soon(_beat, detector, fence, suspended)
+                if detector.await_better is not None:
+                    tasks.start_soon(_watch_mode, detector.await_better, tasks.cancel_scope)
                 if found.schema_state.is_older:
                     tasks.start_soon(_await_upgrade, detector, found.schema_state, period, tasks.cancel_scope)
                 elif found.missing is None and may_install and found.access["owns"]:
@@ -346,6 +348,13 @@ async def _watch_access(detector: Detector, found: Capabilities, seconds: float,
     only = "sees_passwords" if detector.mode is Mode.WATCH else None
     changed = await await_access_change(detector.connection, detector.lock, found, seconds, only)
     log.info("privileges in the home database changed", extra={"changed": ", ".join(changed)})
+    session.cancel()
+
+
+async def _watch_mode(await_better: Callable[[], Awaitable[None]], session: anyio.CancelScope) -> None:
+    """Ends the session when the next one can use a better detection mode."""
+    await await_better()
+    log.info("notifications arrive now")
     session.cancel()
 
 

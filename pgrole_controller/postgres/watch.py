@@ -11,16 +11,17 @@ import json
 import logging
 import math
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NoReturn, TypeAlias
 
 import anyio
 
 from pgrole_controller import resources
-from pgrole_controller.core.errors import Reason, Transient
+from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Connection
-from pgrole_controller.postgres.errors import translate_errors
+from pgrole_controller.postgres.errors import sqlstate_of, translate_errors
 from pgrole_controller.postgres.framing import NotificationFilter
 from pgrole_controller.postgres.protocol import protocol_of
 from pgrole_controller.postgres.rows import fetch, fetch_row
@@ -99,8 +100,36 @@ _HEARTBEAT_DEADLINE = 3.0
 _SET_BACK_SECONDS = 2.0
 
 
+#: Where notifications do not arrive: seconds between two attempts, which take other connections.
+DELIVERY_SECONDS = 300.0
+
+
 class NotDelivered(Transient):
     """Notifications of one connection do not arrive on the other."""
+
+
+class QueueFull(NotDelivered):
+    """PostgreSQL accepts no notification, since some session has read none of very many."""
+
+
+#: PostgreSQL's own, of a COMMIT that notifies.
+_QUEUE_IS_FULL = "54000"
+
+
+@contextmanager
+def _notifying(statement: str = "") -> Iterator[None]:
+    """As `translate_errors`. Raises QueueFull where that is the cause."""
+    try:
+        with translate_errors(statement):
+            yield
+    except PgRoleError as error:
+        if sqlstate_of(error) != _QUEUE_IS_FULL:
+            raise
+        raise QueueFull(
+            Reason.SERVER_NOT_READY,
+            f"{error.message}. A session that listens reads none, mostly since its transaction has lasted for very "
+            "long: find it in pg_stat_activity, and end it",
+        ) from error.__cause__
 
 
 #: Minimum seconds between two announcements of all roles that other sessions than the watch connection caused.
@@ -214,9 +243,11 @@ async def _listen(
     listener: Connection, sender: Connection, notes: NotificationFilter, hello: str, greeted: anyio.Event, problem: str
 ) -> None:
     """LISTENs, and waits until `notes` have set `greeted` for the notification `hello`."""
-    with translate_errors():
+    with _notifying():
         protocol_of(listener).listen(notes)
         await listener.execute(f"LISTEN {CHANNEL}")
+        # a queue that was full accepts nothing until this frees what has been read since
+        await sender.execute("SELECT pg_catalog.pg_notification_queue_usage()")
         await sender.execute("SELECT pg_catalog.pg_notify($1, $2)", CHANNEL, hello)
     with anyio.move_on_after(_GREETING_SECONDS):
         await greeted.wait()
@@ -228,8 +259,10 @@ async def _listen(
 
 
 async def observe(watcher: Connection, *, guarded: bool) -> None:
-    """Observes once: a missing privilege must prevent the session, and not end it later. Raises PgRoleError."""
-    with translate_errors("observe"):
+    """Observes once: a missing privilege must prevent the session, and not end it later. Raises PgRoleError, as
+    `listen` does.
+    """
+    with _notifying("observe"):
         async with watcher.transaction():
             if guarded:
                 await watcher.execute(queries.guard())

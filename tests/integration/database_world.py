@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import anyio
 import asyncpg
@@ -195,15 +195,21 @@ async def make_world(server: PostgresServer) -> AsyncIterator[DatabaseWorkerWorl
 
 
 @asynccontextmanager
-async def full_queue(world: DatabaseWorkerWorld) -> AsyncIterator[None]:
-    """The server's notification queue is more than half full. Its setting max_notify_queue_pages must be small."""
-    lazy = await asyncpg.connect(world.server.dsn())
+async def full_queue(server: PostgresServer, usage: float = 0.5) -> AsyncIterator[None]:
+    """The server's notification queue is this full; 1.0: it accepts no more. Its setting max_notify_queue_pages must be
+    small.
+    """
+    lazy, hand = await asyncpg.connect(server.dsn()), await asyncpg.connect(server.dsn())
     await lazy.execute("LISTEN others")
     await lazy.execute("BEGIN; SELECT 1")  # from now on, it reads no notification
-    while await world.hand.fetchval("SELECT pg_notification_queue_usage()") < 0.5:
-        await world.hand.execute("SELECT pg_notify('others', repeat('x', 7000))")
-    yield
-    await lazy.close()
+    with suppress(asyncpg.ProgramLimitExceededError):
+        while usage == 1.0 or await hand.fetchval("SELECT pg_notification_queue_usage()") < usage:
+            await hand.execute("SELECT pg_notify('others', repeat('x', 7000))")
+    try:
+        yield
+    finally:
+        await lazy.close()
+        await hand.close()
 
 
 def note_sessions(monkeypatch: pytest.MonkeyPatch) -> list[DatabaseSession]:

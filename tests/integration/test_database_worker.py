@@ -1431,7 +1431,7 @@ async def test_drift_is_corrected_while_the_servers_notification_queue_is_nearly
         async with world.working() as worker:
             await world.wait_settled()
             assert worker.mode is DatabaseMode.EVENTS
-            async with full_queue(world):
+            async with full_queue(own):
                 await world.hand.execute(f"GRANT UPDATE ON app.orders TO {world.role}")
                 await world.wait_may("UPDATE", "app.orders", expected=False)
                 await world.wait(lambda result: result.drift_count == 1)

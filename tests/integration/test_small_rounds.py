@@ -168,7 +168,7 @@ async def test_a_drift_during_a_complete_read_needs_no_notification_where_transa
 async def test_a_drift_during_a_complete_read_is_corrected_while_the_servers_notification_queue_is_nearly_full(
     servers: Servers, reads: HeldReads
 ) -> None:
-    async with servers.run({"max_notify_queue_pages": "64"}) as own, make_world(own) as world, full_queue(world):
+    async with servers.run({"max_notify_queue_pages": "64"}) as own, make_world(own) as world, full_queue(own):
         await check_a_drift_during_a_complete_read_is_corrected(world, reads)
 
 

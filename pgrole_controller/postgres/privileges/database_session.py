@@ -9,6 +9,7 @@ is never missed, since the worker reads everything when a session begins.
 """
 
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NoReturn
 
@@ -57,7 +58,7 @@ from pgrole_controller.postgres.privileges.searches import (
 from pgrole_controller.postgres.privileges.stored_state import StoredState, read_left_out
 from pgrole_controller.postgres.rows import fetch_row
 from pgrole_controller.postgres.trusted_schema import trusting
-from pgrole_controller.postgres.watch import NotDelivered, is_listening, listen_in_database
+from pgrole_controller.postgres.watch import DELIVERY_SECONDS, NotDelivered, QueueFull, is_listening, listen_in_database
 
 #: Interval of reads of the events where no notification can be sent, in seconds.
 TICK_SECONDS = 0.05
@@ -96,6 +97,7 @@ class DatabaseSession:
     lock: anyio.Lock = field(default_factory=anyio.Lock)
     _reader: EventReader | None = None
     _ticks: bool = False
+    _undelivered: bool = False  # Events would be possible if notifications arrived
     _unexplained: UnexplainedWrites | None = None
     _fingerprints: Fingerprints | None = None
     _unread: PrivilegeRead = field(default_factory=PrivilegeRead)
@@ -266,12 +268,10 @@ class DatabaseSession:
         why = self.installation.remedy or self.installation.switched_off
         if detection.uses_event_triggers and self.installation.armed and not self.installation.switched_off:
             try:
-                if self.installation.notifies:
-                    await listen_in_database(self.connection, self.on_notice)
+                self._ticks = not (self.installation.notifies and await self._listen())
             except NotDelivered as error:
-                why = error.message
+                why, self._undelivered = error.message, True
             else:
-                self._ticks = not self.installation.notifies
                 await forget_own_transactions(self.connection)
                 self._reader = EventReader(self.connection, self.guarded, self.own_acl)
                 await self._reader.begin()
@@ -286,6 +286,14 @@ class DatabaseSession:
         if not events:
             self.mode = DatabaseMode.POLL
 
+    async def _listen(self) -> bool:
+        """Whether notifications arrive; not while the server's queue of them is full. Raises PgRoleError."""
+        try:
+            await listen_in_database(self.connection, self.on_notice)
+        except QueueFull:
+            return False
+        return True
+
     async def run(self) -> None:
         """Detects changes and keeps the leadership, until cancelled. Raises PgRoleError when the session fails."""
         searches = Searches(self.connection, self.lock, self.reading)
@@ -298,6 +306,8 @@ class DatabaseSession:
                 tasks.start_soon(self._prune)
             if self._ticks:
                 tasks.start_soon(self._watch_snapshot)
+            if self._undelivered:
+                tasks.start_soon(self._watch_delivery)
             if self._fingerprints is not None:
                 tasks.start_soon(self._compare, self._fingerprints, searches)
             if self._unexplained is not None and self._reader is not None:
@@ -337,7 +347,7 @@ class DatabaseSession:
             return await prune_events(self.connection, guarded=self.guarded) >= PRUNED_AT_ONCE
 
     async def _watch_snapshot(self) -> NoReturn:
-        """Reads the events often where a notification would break PREPARE TRANSACTION."""
+        """Reads the events often where a notification would break PREPARE TRANSACTION, or the queue is full."""
         before = ""
         while True:
             async with self.lock:
@@ -347,6 +357,18 @@ class DatabaseSession:
                 before = snapshot
                 self.on_notice()
             await anyio.sleep(TICK_SECONDS)
+
+    async def _watch_delivery(self) -> NoReturn:
+        """Ends the session once notifications arrive, on another connection."""
+        delivered = False
+        while not delivered:
+            await anyio.sleep(DELIVERY_SECONDS)
+            with suppress(PgRoleError):
+                async with self.reading.open() as another:
+                    if another is not None:
+                        await listen_in_database(another, lambda: None)
+                        delivered = True
+        raise Transient(Reason.SERVER_NOT_READY, f'notifications arrive now from database "{self.database}"')
 
     async def _compare(self, fingerprints: Fingerprints, searches: Searches) -> NoReturn:
         events = self.mode is DatabaseMode.EVENTS
