@@ -107,6 +107,14 @@ SELECT
         FROM pg_catalog.pg_trigger AS t
         WHERE t.tgrelid = ANY (ARRAY(SELECT c.oid FROM relation AS c WHERE NOT c.extended))
           AND t.tgenabled <> 'A'
+    ) AND (
+        -- of the home database: those of sql/install
+        SELECT count(DISTINCT c.oid) = 0 OR count(t.oid) = 6
+        FROM relation AS c
+        LEFT JOIN pg_catalog.pg_trigger AS t
+            ON t.tgrelid = c.oid
+            AND t.tgname IN ('announce_insert', 'announce_update', 'announce_delete', 'announce_truncate')
+        WHERE NOT c.extended AND c.relname IN ('claim', 'role_state')
     ) AS armed,
     NOT EXISTS (
         SELECT

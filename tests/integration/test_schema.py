@@ -44,7 +44,14 @@ async def test_the_schema_is_created_once_and_then_left_unchanged(connection: Co
 
 
 @pytest.mark.parametrize(
-    "loss", ["DROP FUNCTION pgrole.lock_changes()", "DROP TABLE pgrole.installation", "DROP PROCEDURE pgrole.watch"]
+    "loss",
+    [
+        "DROP FUNCTION pgrole.lock_changes()",
+        "DROP TABLE pgrole.installation",
+        "DROP PROCEDURE pgrole.watch",
+        "DROP TRIGGER announce_update ON pgrole.role_state",
+        "DROP TRIGGER announce_truncate ON pgrole.claim",
+    ],
 )
 async def test_a_missing_part_is_created_again_and_claims_are_kept(connection: Connection, loss: str) -> None:
     await install(connection)
