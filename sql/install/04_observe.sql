@@ -309,6 +309,7 @@ DECLARE
     moved    oid[];
     counted  bigint[];
     known    boolean;
+    lost     boolean;
     databases boolean;
     compared record;
 BEGIN
@@ -338,12 +339,15 @@ BEGIN
                 AND pg_snapshot_xmax(pg_current_snapshot())::text::bigint - f.since::text::bigint BETWEEN 0 AND 1 << 30,
                 false
             )),
+            NOT (EXISTS (SELECT FROM pgrole.seen) AND EXISTS (SELECT FROM pgrole.role_state)),
             (SELECT coalesce(bit_xor(hash_record_extended(ROW(d.oid, d.xmin), 0)), 0) FROM pg_database AS d)
                 <> (SELECT coalesce(bit_xor(hash_record_extended(ROW(s.oid, s.version), 0)), 0) FROM pgrole.database_state AS s)
-        INTO seen, moved, counted, known, databases
+        INTO seen, moved, counted, known, lost, databases
         FROM pg_control_system() AS c, now AS n
         LEFT JOIN pgrole.fingerprint AS f ON f.catalog = n.catalog;
 
+        lost := known AND lost;
+        known := known AND NOT lost;
         IF known AND moved IS NULL AND NOT databases AND NOT everything THEN
             RETURN seen;
         END IF;
@@ -354,6 +358,10 @@ BEGIN
 
     IF databases THEN
         PERFORM pgrole.record_databases(own);
+    END IF;
+    -- whoever emptied the tables took the names of roles that were dropped since
+    IF lost THEN
+        PERFORM pg_notify('pgrole', '{"op":"many"}');
     END IF;
     IF everything OR NOT known THEN
         PERFORM pgrole.forget();

@@ -413,6 +413,22 @@ async def test_a_full_observation_repairs_tampered_state(home: Connection, harm:
     assert await home.fetch(MISMATCHES) == []
 
 
+@pytest.mark.parametrize("table", ["role_state", "seen"])
+async def test_a_role_dropped_after_a_table_was_emptied_is_announced(
+    home: Connection, listener: NotificationListener, table: str
+) -> None:
+    await home.execute("CREATE ROLE subject")
+    await observe(home)
+    await listener.so_far()
+    await home.execute(f"TRUNCATE pgrole.{table}")
+    await home.execute("DROP ROLE subject")
+    await observe(home)
+    assert {"op": "many"} in await listener.so_far()
+    assert await home.fetch(MISMATCHES) == []
+    await observe(home)
+    assert await listener.so_far() == []
+
+
 @pytest.mark.parametrize("table", ["role_state", "seen", "fingerprint", "database_state"])
 async def test_after_a_lost_table_is_installed_again_everything_is_observed(home: Connection, table: str) -> None:
     await home.execute("CREATE ROLE subject")
