@@ -178,12 +178,14 @@ async def _run_in_each(home: Connection, emptying: RoleEmptying, work: Callable[
         raise blocked(emptying.task.role, emptying.blockers)
 
 
-def _describe_left(role: str, left: Dependents) -> str:
-    where = "there" if left.database else "in any database"
+def _describe_left(task: ReassignOwned, left: Dependents) -> str:
+    """DROP OWNED alone would drop what a session has created as the role since."""
+    role, where = spell_identifier(task.role), "there" if left.database else "in any database"
+    keep = f"REASSIGN OWNED BY {role} TO {spell_identifier(task.new_owner)} and then " if task.new_owner else ""
     return (
-        f"{left.count - left.members} privileges that it has from owners of other objects, or that "
-        "appeared in the meantime: GRANT these owners to the controller's role, or, as a superuser, run "
-        f"DROP OWNED BY {spell_identifier(role)} {where}"
+        "privileges from owners of other objects, or objects that appeared in the meantime "
+        f"({left.count - left.members}): GRANT these owners to the controller's role, or, as a superuser, run "
+        f"{keep}DROP OWNED BY {role} {where}"
     )
 
 
@@ -192,7 +194,7 @@ async def _check_left(home: Connection, task: ReassignOwned) -> None:
     controller may not remove, and sessions may have added something.
     """
     dependents = (await read_dependents(home, [task.oid])).get(task.oid, ())
-    blockers = [Blocker(one.database, _describe_left(task.role, one)) for one in dependents if one.count > one.members]
+    blockers = [Blocker(one.database, _describe_left(task, one)) for one in dependents if one.count > one.members]
     for row in await ask(home, "makers", task.oid):
         pid = row.get("pid", int)
         who = f"the open transaction of process {pid}" if pid else "a prepared transaction"
