@@ -57,12 +57,14 @@ _STATUS_LACKS = (
 )
 _OTHER_DRIFTS = "drifts of other databases, and of the roles themselves, which the home database has"
 _NAMESPACES = "namespaces of PgRoles, so -n is ignored"
-_SERVER = "which PgServer the DSN is of, so drifts of all are shown: name one with --server"
+_SERVER = "The DSN does not say which PgServer it belongs to, so drifts of all are shown: name one with --server."
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What was found. `source`: where; `why`: why it is not the database; `lacks`: what the source does not record."""
+    """What was found. `source`: where; `why`: why it is not the database; `lacks`: what the source does not record;
+    `hint`: how to choose among it, as a sentence.
+    """
 
     source: str
     drifts: list[ListedDrift]
@@ -70,6 +72,7 @@ class History:
     limit: int
     why: str = ""
     lacks: tuple[str, ...] = ()
+    hint: str = ""
 
     @property
     def shown(self) -> list[ListedDrift]:
@@ -156,8 +159,8 @@ async def _read_statuses(
         raise Refused(Reason.SERVER_NOT_READY, text) from error
     where = f"namespace {choice.namespace}" if choice.namespace else "all namespaces"
     drifts = select(found, since, options.role)
-    lacks = _STATUS_LACKS if choice.dsn is None or choice.server is not None else (*_STATUS_LACKS, _SERVER)
-    return History(f"status.driftHistory of PgRoles in {where}", drifts, since, options.limit, why, lacks)
+    hint = "" if choice.dsn is None or choice.server is not None else _SERVER
+    return History(f"status.driftHistory of PgRoles in {where}", drifts, since, options.limit, why, _STATUS_LACKS, hint)
 
 
 def _drifts_of(obj: dict[str, Any]) -> list[ListedDrift]:
@@ -201,6 +204,8 @@ def as_notes(history: History) -> list[str]:
     notes = [f"From {history.source}" + (f", because {history.why}." if history.why else ".")]
     if history.lacks:
         notes.append(f"It lacks: {'; '.join(history.lacks)}.")
+    if history.hint:
+        notes.append(history.hint)
     if history.truncated:
         notes.append(f"Only the latest {history.limit} are shown: choose others with --since or --limit.")
     return notes

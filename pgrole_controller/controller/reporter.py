@@ -65,8 +65,8 @@ _URGENT_NEWS = (News.DRIFT_CORRECTED, News.DRIFT_REPORTED)
 _WITHOUT_FIELDS = (Action.CREATED, Action.DROPPED, Action.ROTATED, Action.RECLAIMED)
 
 _FINALIZER_LOST = (
-    f"something removes finalizer {FINALIZER} as soon as it is set, probably an admission webhook: have it left "
-    "in place, or set spec.deletionPolicy to Retain. Until then the role is left as it is"
+    f"something, probably an admission webhook, removes finalizer {FINALIZER} as soon as the controller sets it: let "
+    "it keep the finalizer, or set spec.deletionPolicy to Retain. Until then the controller does not change the role"
 )
 
 

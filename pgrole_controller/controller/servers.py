@@ -13,6 +13,7 @@ import math
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import NoReturn
 
 import anyio
 from anyio.abc import TaskGroup
@@ -93,7 +94,7 @@ class ServerWorkers:
         self._running: dict[str, _Running] = {}
         self._ending: dict[str, anyio.Event] = {}  # workers that are to end, by the names of their servers
         self._read: dict[str, tuple[object, ServerConfig]] = {}
-        self._changed, self._updated = Signal(), Signal()
+        self._changed, self._changing, self._updated = Signal(), Signal(), Signal()
         self._updating = False
         self.settled = anyio.Event()  # every server that is declared has its worker
 
@@ -112,6 +113,7 @@ class ServerWorkers:
         named = any(self._observed.pgservers.count_index(entry) for entry in entries)
         if not change.key.namespace or named:
             self._changed.set()
+            self._changing.pulse()
 
     def reserves(self, secret: Key) -> bool:
         """Whether a PgServer references this Secret."""
@@ -164,9 +166,37 @@ class ServerWorkers:
             await self._updated.wait()
 
     async def _update(self, tasks: TaskGroup) -> bool:
-        """Starts, changes and stops workers as declared, first where that takes no request. Returns True if a
-        declaration could not be read.
+        """Starts, changes and stops workers as declared, and meanwhile what changes and takes no request. Returns True
+        if a declaration could not be read.
         """
+        names = self._update_known(tasks)
+        problems: list[PgRoleError] = []
+        places = anyio.Semaphore(READERS)
+
+        async def read(name: str) -> None:
+            async with places:
+                declared = await self._declare(name)
+            if declared is not None and self._is_current(declared):
+                self._take(declared, tasks)
+                if declared.problem is not None:
+                    problems.append(declared.problem)
+
+        async with anyio.create_task_group() as beside:
+            beside.start_soon(self._follow_known, tasks)
+            async with anyio.create_task_group() as reads:
+                for name in sorted(names):
+                    reads.start_soon(read, name)
+            beside.cancel_scope.cancel()
+        return bool(problems)
+
+    async def _follow_known(self, tasks: TaskGroup) -> NoReturn:
+        """What takes no request does not wait for what others are read from."""
+        while True:
+            await self._changing.wait()
+            self._update_known(tasks)
+
+    def _update_known(self, tasks: TaskGroup) -> set[str]:
+        """Stops and changes workers as far as that takes no request. Returns the names of all PgServers."""
         names = {key.name for key, _ in self._observed.pgservers.items()}
         implied = self._implied if DEFAULT_SERVER not in names else None
         for name in self._running.keys() - names - ({DEFAULT_SERVER} if implied is not None else set()):
@@ -174,21 +204,12 @@ class ServerWorkers:
         if implied is not None:
             self._take(implied, tasks)
         self._pass_on()
-        problems: list[PgRoleError] = []
-        places = anyio.Semaphore(READERS)
+        return names
 
-        async def read(name: str) -> None:
-            async with places:
-                declared = await self._declare(name)
-            if declared is not None:
-                self._take(declared, tasks)
-                if declared.problem is not None:
-                    problems.append(declared.problem)
-
-        async with anyio.create_task_group() as reads:
-            for name in sorted(names):
-                reads.start_soon(read, name)
-        return bool(problems)
+    def _is_current(self, declared: ServerConfig) -> bool:
+        """Whether the PgServer did not change while this was read: if it did, it is read again."""
+        stored = self._observed.pgservers.get(Key("", declared.name))
+        return stored is not None and (stored.uid, generation_of(stored)) == (declared.uid, declared.generation)
 
     def _take(self, declared: ServerConfig, tasks: TaskGroup) -> None:
         running = self._running.get(declared.name)

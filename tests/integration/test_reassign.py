@@ -430,7 +430,7 @@ async def test_what_owners_granted_that_the_controller_does_not_act_for_is_named
     assert f'in database "{name}": privileges from owners of other objects' in message
     assert message.count("or objects that appeared in the meantime (1): ") == 2
     for where in "there", "in any database":
-        run = f"run REASSIGN OWNED BY {trial.q} TO \"{trial.new_owner}\" and then DROP OWNED BY {trial.q} {where}"
+        run = f'run REASSIGN OWNED BY {trial.q} TO "{trial.new_owner}" and then DROP OWNED BY {trial.q} {where}'
         assert run in message
     await trial.home.execute(f"GRANT {owner} TO {user}; REVOKE CREATE ON DATABASE {name} FROM {trial.q}")
     await trial.reassign(endpoint=endpoint)

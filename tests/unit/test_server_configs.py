@@ -288,6 +288,24 @@ async def test_a_secret_that_is_not_answered_delays_no_other_server_and_is_given
         assert world.worker("a").server.problem is None
 
 
+async def test_another_policy_and_a_deletion_do_not_wait_for_secrets_that_are_being_read() -> None:
+    world = ServerConfigWorld()
+    async with running(world):
+        for name in ("a", "gone", "other"):
+            world.put(name)
+        await world.servers.catch_up()
+        world.api.opened, world.api.asked = anyio.Event(), anyio.Event()
+        world.put("other", database="another")
+        await world.api.asked.wait()
+        world.put("a", adopt=True)
+        world.remove("gone")
+        await world.until(lambda: world.worker("a").server.server_policy.adopt, "the other policy")
+        assert "gone" not in world.servers
+        world.put("other", database="a third")
+        world.api.opened.set()
+        await world.until(lambda: world.worker("other").server.address.database == "a third", "the latest")
+
+
 async def test_who_catches_up_waits_until_the_workers_have_what_is_declared() -> None:
     world = ServerConfigWorld()
     async with running(world):

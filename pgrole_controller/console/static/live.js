@@ -123,7 +123,7 @@
       if (request.signal.aborted) return;
       const fresh = new DOMParser().parseFromString(text, "text/html").querySelector("main");
       if (!fresh) throw new Error("answered no <main>");
-      if (fresh.dataset.session !== find("main").dataset.session) { // someone signed in anew in another tab
+      if (fresh.dataset.session !== find("main").dataset.session) { // someone signed in again in another tab
         location.reload();
         return;
       }

@@ -177,7 +177,8 @@ def judge_event_triggers(
             text = "not installed; the controller installs them when a PgRole declares privileges there"
         remedies = _INSTALL_DATABASE
         if triggers.plainly_owned and not installs:
-            text = f'{text}, as role "{role.name}" owns schema pgrole' if triggers.home else text
+            again = "; installing them also corrects drift that was only reported: docs/running.md, Install by hand"
+            text = f'{text}, as role "{role.name}" owns schema pgrole' if triggers.home else text + again
             remedies = (
                 () if triggers.home else (*_INSTALL_DATABASE_AGAIN, *_grants_in_schema(role, database, ", TRUNCATE"))
             )

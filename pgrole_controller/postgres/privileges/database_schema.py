@@ -31,7 +31,7 @@ _AFTER_REMOVAL = (
     "sql --remove` and that of `pgrole-controller sql --database`, in one psql, and then the three grants of "
     "docs/privileges.md"
 )
-_POLLED_AT_HOME = "It owns schema pgrole there, with the claims"
+_POLLED_AT_HOME = "It owns schema pgrole there, which has the claims, so it polls; nothing needs to be done"
 
 
 @dataclass(frozen=True, slots=True)
