@@ -30,7 +30,8 @@ CREATE INDEX IF NOT EXISTS ddl_event_xid ON pgrole.ddl_event (xid);
 -- pg_subtrans; one that only reads has no id. Therefore, once its transaction has about 32 rows here, it only prepares the rows
 -- and locks the table, which can then neither be dropped nor be locked by others, and the rows are written outside. It reads no
 -- row of the table: that could end serializable transactions.
--- A dump that is restored beside the controller brings rows, and sets the sequence of `id` back: those ids exist already.
+-- A dump that is restored beside the controller brings rows, and sets the sequence of `id` back: those ids exist already, so it
+-- is set forward.
 -- A NOTIFY makes PREPARE TRANSACTION fail, and a full queue fails every COMMIT with one.
 CREATE OR REPLACE FUNCTION pgrole.on_ddl() RETURNS event_trigger
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
@@ -49,6 +50,7 @@ DECLARE
     objects    oid[];
     identities text[];
     outside    boolean;
+    written    integer;
 BEGIN
     BEGIN
         IF tg_event = 'sql_drop' THEN
@@ -101,14 +103,21 @@ BEGIN
             LOCK TABLE pgrole.ddl_event IN ROW EXCLUSIVE MODE;
             PERFORM set_config('lock_timeout', '0', true);
         ELSE
-            INSERT INTO pgrole.ddl_event (
-                xid, pid, login, session, acting, system, app, addr, port, tag, command, kind, class, object, identity, said
-            )
-            SELECT pg_current_xact_id(), pg_backend_pid(), own_login, session_user, current_setting('role'), own_system,
-                   current_setting('application_name'), inet_client_addr(), inet_client_port(), tg_tag,
-                   n.command, n.kind, n.class, n.object, n.identity, own_text
-            FROM unnest(commands, kinds, classes, objects, identities) AS n (command, kind, class, object, identity)
-            ON CONFLICT DO NOTHING;
+            FOR attempt IN 1..2 LOOP
+                INSERT INTO pgrole.ddl_event (
+                    xid, pid, login, session, acting, system, app, addr, port, tag, command, kind, class, object, identity, said
+                )
+                SELECT pg_current_xact_id(), pg_backend_pid(), own_login, session_user, current_setting('role'), own_system,
+                       current_setting('application_name'), inet_client_addr(), inet_client_port(), tg_tag,
+                       n.command, n.kind, n.class, n.object, n.identity, own_text
+                FROM unnest(commands, kinds, classes, objects, identities) AS n (command, kind, class, object, identity)
+                ON CONFLICT DO NOTHING;
+                GET DIAGNOSTICS written = ROW_COUNT;
+                EXIT WHEN written = cardinality(commands);
+                -- beyond the rows that pgrole.prune_events keeps: to read the largest id could end serializable transactions
+                PERFORM setval('pgrole.ddl_event_id_seq'::regclass, nextval('pgrole.ddl_event_id_seq'::regclass) + 110000);
+                EXIT WHEN written > 0;
+            END LOOP;
         END IF;
         IF current_setting('max_prepared_transactions') = '0' AND pg_notification_queue_usage() < 0.5 THEN
             PERFORM pg_notify('pgrole', 'ddl');

@@ -504,6 +504,18 @@ async def test_events_are_pruned_by_age_and_by_number(connection: Connection) ->
     assert await read(connection, "SELECT identity FROM pgrole.ddl_event") == ["public.t3", "public.t4"]
 
 
+@pytest.mark.parametrize("back", [1, 3])
+async def test_events_are_recorded_after_a_dump_set_their_sequence_back(connection: Connection, back: int) -> None:
+    await install_database(connection, allowed=True)
+    made = [f"public.t{number}" for number in range(8)]
+    for name in made[:4]:
+        await connection.execute(f"CREATE TABLE {name} ()")
+    await connection.execute(f"SELECT setval(pg_get_serial_sequence('pgrole.ddl_event', 'id'), {back})")
+    for name in made[4:]:
+        await connection.execute(f"CREATE TABLE {name} ()")
+    assert await read(connection, "SELECT identity FROM pgrole.ddl_event ORDER BY id") == made
+
+
 async def test_events_of_another_server_are_pruned_before_transactions_get_their_ids(connection: Connection) -> None:
     """A dump brings them. Whoever wrote a row with such an id would be told to be the event's author."""
     await install_database(connection, allowed=True)
