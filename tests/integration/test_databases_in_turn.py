@@ -567,3 +567,29 @@ async def test_a_creator_that_is_created_ends_the_wait_for_it_at_once(
     for hand in three.hands.values():
         await hand.execute(f"DROP OWNED BY {creator}")
     await three.home.execute(f"DROP ROLE {creator}")
+
+
+async def test_a_creator_that_is_renamed_is_missed_at_once(
+    three: DatabasesWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(read_pace, "RETRY", Backoff(3600.0, 3600.0))
+    three.config = replace(three.config, interval=3600.0)
+    creator, renamed = f"{three.role}_creator", f"{three.role}_renamed"
+    policy = replace(POLICY, rules=(PrivilegeRule(), PrivilegeRule(owned_by=(creator,))))
+    declared = {name: DatabasePrivileges(name, schemas=(READ,), created_by=(creator,)) for name in three.names}
+    await three.home.execute(f"CREATE ROLE {creator}")
+    three.grantees.publish(SERVER, Grantee(KEY, "uid-1", 1, three.role, three.oid, declared, policy=policy))
+
+    def misses(name: str) -> bool:
+        result = three.result(name)
+        return result is not None and result.error is not None and creator in result.error.message
+
+    async with three.serving() as served:
+        await three.wait_settled(*three.names)
+        await three.home.execute(f"ALTER ROLE {creator} RENAME TO {renamed}")
+        served.note_roles((creator, renamed))
+        for name in three.names:
+            await three.wait(lambda: misses(name), f"{name} misses it")  # noqa: B023 -- awaited here
+    for hand in three.hands.values():
+        await hand.execute(f"DROP OWNED BY {renamed}")
+    await three.home.execute(f"DROP ROLE {renamed}")

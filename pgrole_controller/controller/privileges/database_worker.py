@@ -121,7 +121,7 @@ class DatabaseWorker:
             self._report_trouble(self.trouble, [grantee])
 
     def note_awaited(self, keys: frozenset[Key]) -> None:
-        """What these roles may wait for was created."""
+        """What these roles may wait for was created, or what they name was renamed."""
         self.memory.further.put_off(keys)
         self._wake.set()
 

@@ -142,9 +142,11 @@ class Databases:
             self._rotation.retry(name)
 
     def note_roles(self, names: tuple[str, ...] | None) -> None:
-        """These roles were created or changed; None: any. A declaration may wait for one of them."""
+        """These roles were created or changed; None: any. A declaration may wait for one of them, or name one that was
+        renamed.
+        """
         for name, served in self._served.items():
-            if waiting := served.worker.memory.waiting_for(names):
+            if waiting := served.worker.memory.waiting_for(names, name):
                 served.worker.note_awaited(waiting)
                 self._rotation.wake({name})
 
