@@ -132,6 +132,35 @@ async def test_the_controller_leaves_a_closed_database_that_no_one_announces(
             await world.home.execute(f"ALTER DATABASE {world.database} ALLOW_CONNECTIONS true")
 
 
+async def test_a_database_that_becomes_a_template_is_left_until_it_is_none(world: DatabaseWorkerWorld) -> None:
+    world.declare(READ)
+    copy = f"{world.database}_copy"
+    async with world.working() as worker:
+        await world.wait_settled()
+        await world.home.execute(f"ALTER DATABASE {world.database} IS_TEMPLATE true")
+        try:
+            await world.wait(lambda result: "it is a template" in str(result.error))
+            assert worker.mode is None
+            await world.hand.close()
+            with anyio.fail_after(DEADLINE):
+                await world.home.execute(f"CREATE DATABASE {copy} TEMPLATE {world.database}")
+        finally:
+            await world.home.execute(f"ALTER DATABASE {world.database} IS_TEMPLATE false")
+            await world.home.execute(f"DROP DATABASE IF EXISTS {copy}")
+        await world.wait_settled()
+
+
+async def test_a_template_that_the_servers_owner_names_is_kept(world: DatabaseWorkerWorld) -> None:
+    world.config = replace(world.config, databases=DatabasesConfig((world.database,)))
+    world.declare(READ)
+    await world.home.execute(f"ALTER DATABASE {world.database} IS_TEMPLATE true")
+    try:
+        async with world.working():
+            await world.wait_settled()
+    finally:
+        await world.home.execute(f"ALTER DATABASE {world.database} IS_TEMPLATE false")
+
+
 # What any role can announce in the home database.
 
 

@@ -30,6 +30,7 @@ from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core.backoff import Backoff
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.privileges.grantee import Grantee
+from pgrole_controller.core.privileges.privilege_policy import check_template
 from pgrole_controller.core.privileges.privilege_result import PrivilegeResult
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.server_options import DatabaseMode
@@ -263,6 +264,7 @@ class DatabaseWorker:
             on_notice=self._note_event,
             known=known,
             in_turn=in_turn,
+            if_template=check_template(config.databases.match, self.database),
         ) as session:
             yield session
 

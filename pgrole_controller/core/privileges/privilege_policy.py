@@ -88,6 +88,13 @@ def check_database(policy: PrivilegePolicy, database: str, *, declared: bool = T
     return Refused(Reason.NOT_ALLOWED, f'spec.privileges: database "{database}": {why}')
 
 
+def check_template(allowed: tuple[str, ...], database: str) -> Refused | None:
+    """Returns why the controller does not manage privileges in this database if that is a template; None if it does.
+    `allowed`: as `PrivilegePolicy.databases`.
+    """
+    return check_database(PrivilegePolicy(databases=allowed, templates=frozenset({database})), database)
+
+
 def check_declarable(declared: DatabasePrivileges, version: int) -> Refused | None:
     """Returns which part of the declaration no server supports, or not this version (server_version_num); None if none.
 

@@ -36,11 +36,12 @@ async def open_database(
     on_notice: Callable[[], None],
     known: Fence | None = None,
     in_turn: bool = False,
+    if_template: PgRoleError | None = None,
 ) -> AsyncIterator[DatabaseSession]:
     """A session with one database of the server that `server` identifies. `home`: the name of the home database.
     `detection`: as declared; only Auto and Events install event triggers. `known`: the leadership that this process
     took there in an earlier session. `in_turn`: the session detects nothing and soon ends, and no other such session
-    exists meanwhile, so it may take a connection that is reserved for superusers.
+    exists meanwhile, so it may take a connection that is reserved for superusers. `if_template`: as in DatabaseSession.
 
     `on_notice` is called when something may have changed. Raises PgRoleError if the session cannot begin; what is wrong
     with the database itself is Waiting or names the remedy.
@@ -76,7 +77,9 @@ async def open_database(
                             reading,
                             on_notice,
                             interval=interval,
+                            if_template=if_template,
                         )
+                        session.check_template(place)
                         await session.detect(DatabaseMode.RESYNC if in_turn else detection)
                 yield session
         except PgRoleError as error:

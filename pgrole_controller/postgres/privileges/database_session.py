@@ -56,7 +56,7 @@ from pgrole_controller.postgres.privileges.searches import (
     read_own_session,
 )
 from pgrole_controller.postgres.privileges.stored_state import StoredState, read_left_out
-from pgrole_controller.postgres.rows import fetch_row
+from pgrole_controller.postgres.rows import Row, fetch_row
 from pgrole_controller.postgres.trusted_schema import trusting
 from pgrole_controller.postgres.watch import DELIVERY_SECONDS, NotDelivered, QueueFull, is_listening, listen_in_database
 
@@ -77,7 +77,7 @@ _PRUNE_PAUSE = 0.1
 @dataclass(slots=True)
 class DatabaseSession:
     """`oid`: of the database. `mode` is never Auto; `why`: why it is not Events, if that was possible to ask for.
-    `fence` None: no other process can lead.
+    `fence` None: no other process can lead. `if_template`: the error if the database is a template; None: it may be.
 
     Hold `lock` while calling `next_read`, `read*` and `apply`.
     """
@@ -94,6 +94,7 @@ class DatabaseSession:
     mode: DatabaseMode = DatabaseMode.RESYNC
     interval: float = 1.0
     why: str = ""
+    if_template: PgRoleError | None = None
     lock: anyio.Lock = field(default_factory=anyio.Lock)
     _reader: EventReader | None = None
     _ticks: bool = False
@@ -180,7 +181,8 @@ class DatabaseSession:
 
     async def check_database(self) -> None:
         """Call it after the database changed its name, owner or ACL. Raises PgRoleError if it accepts no new
-        connections, since its administrator wants exclusive access, or if the session relies on what has changed.
+        connections, since its administrator wants exclusive access, if others copy it, or if the session relies on what
+        has changed.
         """
         async with self.lock:
             with forgetting():
@@ -188,9 +190,15 @@ class DatabaseSession:
                 found = await inspect_database(self.connection)
         if not row.get("accepting", bool):
             raise refusing_connections(self.database)
+        self.check_template(row)
         if found.essentials != self.installation.essentials:
             what = f'what is installed in database "{self.database}", or who may create something there, changed'
             raise Transient(Reason.SERVER_NOT_READY, f"{what}: it is read again")
+
+    def check_template(self, place: Row) -> None:
+        """`place`: of sql/events/place.sql. Raises `if_template`."""
+        if self.if_template is not None and place.get("template", bool):
+            raise self.if_template
 
     async def read(
         self,
