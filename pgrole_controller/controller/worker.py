@@ -336,13 +336,15 @@ class ServerWorker:
             reporter.report(result)
 
     def _attribute(self, result: Result, noted: Mapping[int, tuple[int, ...]]) -> Result:
-        """Asks who caused the drift, and adds the answer to an earlier question."""
-        attributor = self.attributor
-        if result.drift is not None:
+        """Asks who caused the drift, and adds the answer to an earlier question. Whether the password is reported as
+        drift too is known once its task is done.
+        """
+        attributor, is_open = self.attributor, result.password_task is not None
+        if result.drift is not None and (result.drift.corrected or not is_open):
             xmins = noted.get(result.drift.oid, ())
             drift = attributor.note(result.key, result.drift, xmins, result.observed_at)
             result = replace(result, drift=drift)
-        if result.decided and (result.drift is None or result.drift.corrected):
+        if result.decided and not is_open and (result.drift is None or result.drift.corrected):
             attributor.note_unreported(result.key)
         if result.claim is not None:
             attributor.note_claim(result.claim)

@@ -87,7 +87,7 @@ class HeldInDatabases:
         return ", and would ".join(parts)
 
 
-def collect_held(adoptee: Grantee, desired: Desired, observed: Observed) -> HeldInDatabases:
+def collect_held(adoptee: Grantee, desired: Desired, observed: Observed, server: Server) -> HeldInDatabases:
     """Combines the answers of the databases."""
     revoked, beyond = list[str](), list[str]()
     revoked_count = beyond_count = 0
@@ -102,7 +102,9 @@ def collect_held(adoptee: Grantee, desired: Desired, observed: Observed) -> Held
         revoked += [f"{words} (database {spell_name(name)})" for words in found.revoked]
         beyond += [f"{words} (database {spell_name(name)})" for words in found.beyond]
         revoked_count, beyond_count = revoked_count + found.revoked_count, beyond_count + found.beyond_count
-    kept = observed.claim.privileges if observed.claim else {}
+    claim = observed.claim
+    lost = claim is None or claim.is_of_lost_role(adoptee.oid, server.system_identifier)
+    kept = {} if claim is None or lost else claim.privileges
     former = tuple(sorted(find_former(desired, kept) & observed.references.databases))
     return HeldInDatabases(tuple(revoked), revoked_count, tuple(beyond), beyond_count, unknown, former)
 
@@ -141,7 +143,7 @@ def check_retained(desired: Desired, observed: Observed, server: Server, policy:
     adoptee = find_adoptee(desired, observed, server, policy)
     if adoptee is None or observed.named is None:
         return
-    held = collect_held(adoptee, desired, observed)
+    held = collect_held(adoptee, desired, observed, server)
     check_held_privileges(held, observed.named, action="taking the role back")
 
 
@@ -151,12 +153,13 @@ def check_adoption(
     fields: tuple[str, ...],
     cascades: tuple[str, ...],
     observed: Observed,
+    server: Server,
     policy: Policy,
 ) -> None:
     """Raises PgRoleError if the object may not adopt the role, or if that is unknown. `fields`: what adoption would
     change on the role; `cascades`: what that would revoke from others.
     """
-    held = collect_held(_make_adoptee(desired, named, observed, policy), desired, observed)
+    held = collect_held(_make_adoptee(desired, named, observed, policy), desired, observed, server)
     if not desired.adopt:
         what = f"would change {', '.join(fields)}" if fields else "would change nothing"
         if cascades:

@@ -62,6 +62,11 @@ class Claim:
         """Whether this very object has the claim, and has not released it."""
         return self.owner == owner and not self.released
 
+    def is_of_lost_role(self, oid: int | None, system_identifier: int) -> bool:
+        """Whether the retained role is gone, and another one, with this oid on this server, has its name."""
+        there = self.released and oid is not None and self.system_identifier == system_identifier
+        return there and oid != self.role_oid
+
 
 @dataclass(frozen=True, slots=True)
 class Proof:

@@ -325,6 +325,6 @@ def describe_field(name: str, field_contest: FieldContest) -> str:
     told = f"{name}: corrected {field_contest.count} times within {within} s, but something else keeps changing it"
     if field_contest.until:
         due = rfc3339(field_contest.until.at)
-        return f"{told}; the controller corrects it again at {due}, unless it matches the spec by then"
+        return f"{told}; from {due} on, the controller corrects it again if it differs"
     ends = rfc3339(field_contest.seen.after(WINDOW).at)
     return f"{told}; it now matches the spec, and the contest ends if it still does at {ends}"

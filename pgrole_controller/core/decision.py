@@ -209,7 +209,7 @@ def _plan_new(desired: Desired, observed: Observed, server: Server, policy: Poli
         desired_role = without_ignored(desired.ignore, desired_role, left)
     changes = diff(desired_role, named.role if named else None)
     if named:
-        _check_adoption(desired, named, changes, decided, policy, observed)
+        _check_adoption(desired, named, changes, decided, observed, server, policy)
     return Plan(
         role_name=desired.role.name,
         changes=changes,
@@ -239,8 +239,9 @@ def _check_adoption(
     named: ObservedRole,
     changes: tuple[Change, ...],
     decided: PasswordDecision,
-    policy: Policy,
     observed: Observed,
+    server: Server,
+    policy: Policy,
 ) -> None:
     names = field_names(changes)
     if (
@@ -249,7 +250,7 @@ def _check_adoption(
         and not decided.record.source
     ):
         names = (*names, "password")
-    check_adoption(desired, named, names, describe_cascades(changes), observed, policy)
+    check_adoption(desired, named, names, describe_cascades(changes), observed, server, policy)
 
 
 def _plan_owned(

@@ -28,7 +28,7 @@ def find_own_claim(desired: Desired, observed: Observed, server: Server) -> Clai
     claim = observed.claim
     if claim is None:
         return _proven(desired, observed, server)
-    if _is_replaced(claim, observed, server):
+    if claim.is_of_lost_role(observed.named.oid if observed.named else None, server.system_identifier):
         return None
     if claim.owner.object_uid == desired.owner.object_uid and claim.owner.cluster == desired.owner.cluster:
         return claim
@@ -54,13 +54,6 @@ def find_own_claim(desired: Desired, observed: Observed, server: Server) -> Clai
         f'role "{claim.role_name}" is claimed by PgRole {claim.owner}: delete one of the two, or choose another '
         "spec.name, in a new object",
     )
-
-
-def _is_replaced(claim: Claim, observed: Observed, server: Server) -> bool:
-    """Tells whether the retained role is gone, and another one has its name."""
-    if not claim.released or observed.named is None or claim.system_identifier != server.system_identifier:
-        return False
-    return observed.named.oid != claim.role_oid
 
 
 def _same_place(claimed: Owner, owner: Owner) -> bool:

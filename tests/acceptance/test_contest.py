@@ -20,7 +20,7 @@ from tests.acceptance.world import PATIENCE, Controller, Database, Json, Kube, S
 pytestmark = pytest.mark.slow
 
 FIGHTER = "fighter's tool"
-HELD = "the controller corrects it again at"
+HELD = "the controller corrects it again if it differs"
 
 
 @pytest.fixture

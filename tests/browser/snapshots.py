@@ -214,9 +214,10 @@ def typical() -> Snapshot:
             "billing",
             "billing-app",
             "Contested",
-            "connectionLimit: corrected 11 times within 540 s, but something else keeps changing it; the controller "
-            f"corrects it again at {ago(minutes=-2)}. Last seen running a statement about this role: user "
-            '"terraform", application "Terraform", from "10.4.0.17". Apart from that: everything else matches the spec',
+            "connectionLimit: corrected 11 times within 540 s, but something else keeps changing it; "
+            f"from {ago(minutes=-2)} on, the controller corrects it again if it differs. Last seen running a statement "
+            'about this role: user "terraform", application "Terraform", from "10.4.0.17". Apart from that: everything '
+            "else matches the spec",
             since=ago(minutes=9),
             spec={"login": True, "memberOf": [{"role": "readers"}]},
             status={

@@ -267,6 +267,14 @@ class TestTheClaim:
         assert plan.owner == ME
         assert read_kept(plan.privileges or "") == {"orders": (READ,), "lake": (LAKE,)}
 
+    def test_what_was_declared_for_a_lost_role_is_not_revoked_from_one_that_has_its_name(self) -> None:
+        claim = Claim("app", OID, 7, ME, "sha256:x", released=True, privileges={"old": (LAKE,)})
+        observed = see({}, claim=claim, named=ObservedRole(OID + 1, ROLE), unheld=frozenset({"orders"}))
+        for asked, kept in (desired(READ, adopt=True), {"orders": (READ,)}), (desired(adopt=True), {}):
+            plan = decide(asked, observed, SERVER, Policy())
+            assert (plan.owner, plan.privileges is not None) == (ME, True)
+            assert read_kept(plan.privileges or "") == kept
+
     @pytest.mark.parametrize("server", [STATUS_SERVER, replace(SERVER, notes_generations=False)])
     def test_privileges_are_not_written_where_claims_cannot_hold_them(self, server: Server) -> None:
         assert decide(desired(READ), Observed(), server, Policy()).privileges is None

@@ -1,13 +1,15 @@
 """controller/servers, resync: every object is reconciled once per period, even after the period changed."""
 
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any, cast
 
 import anyio
 import pytest
 
-from pgrole_controller.controller.objects import Objects
+from pgrole_controller.controller.objects import Objects, Target
 from pgrole_controller.controller.queue import Queue
+from pgrole_controller.controller.result import Result
 from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.controller.servers import resync
 from pgrole_controller.controller.worker import ServerWorker
@@ -16,8 +18,10 @@ from pgrole_controller.core.contest import Contests
 from pgrole_controller.core.errors import Reason, Waiting
 from pgrole_controller.core.policy import ServerPolicy
 from pgrole_controller.core.request import Key, RequestReason
+from pgrole_controller.core.role_drift import RoleDrift
 from pgrole_controller.core.workqueue import Done
 from pgrole_controller.kube.store import Store
+from tests.unit.test_password_tasks import TASK
 from tests.worker_context import make_context
 
 
@@ -55,6 +59,22 @@ async def test_drifts_of_a_replaced_pgserver_are_not_counted_as_those_of_its_suc
     assert worker.drift_counts is counts
     worker.declare(replace(server, age=("2027-01-02T00:00:00Z", "b")))
     assert worker.drift_counts is not counts
+
+
+async def test_a_reported_drift_is_asked_about_once_although_each_reconcile_looks_at_the_password_first() -> None:
+    server = ServerConfig("main", None, ServerPolicy(), Address("", 5432, "", ""))
+    worker = ServerWorker(server, make_context(Queue(), cast("Objects", FakeObjects())))
+    target = Target(Key("shop", "app"), None)
+    times: list[datetime | None] = []
+    for second in range(3):
+        at = datetime(2027, 1, 1, 0, 0, second, tzinfo=UTC)
+        drift = RoleDrift("app", 20_000, "uid", ("login",), False, at)
+        both = replace(drift, fields=("login", "password"))
+        first = Result(target, decided=True, drift=drift, observed_at=at, password_task=TASK)
+        worker._attribute(first, {})
+        found = worker._attribute(replace(first, drift=both, password_task=None), {})
+        times.append(found.drift.at if found.drift else None)
+    assert times == [datetime(2027, 1, 1, tzinfo=UTC)] * 3
 
 
 async def test_another_reason_not_to_connect_is_reported_at_once() -> None:

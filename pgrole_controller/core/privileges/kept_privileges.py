@@ -187,9 +187,11 @@ def keep_privileges(plan: Plan, desired: Desired, observed: Observed, server: Se
     if not (plan.owner or ours) or any(isinstance(one, Refused) for one in plan.pending):
         return plan
     oid = claim.role_oid if claim and ours and claim.role_oid == plan.oid else 0
+    lost = claim is not None and claim.is_of_lost_role(plan.oid, server.system_identifier)
+    former = NOTHING if lost else kept
     open_former = {
-        name: merge_former(former_of(declared, kept)[name])
-        for name in unconfirmed(desired, kept, oid, observed.references.databases if oid else kept, observed.unheld)
+        name: merge_former(former_of(declared, former)[name])
+        for name in unconfirmed(desired, former, oid, observed.references.databases if oid else former, observed.unheld)
     }
     wanted = unite(declared, open_former)
     if wanted == kept:
