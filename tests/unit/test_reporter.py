@@ -588,7 +588,7 @@ async def test_what_older_crds_refused_is_written_once_they_are_upgraded() -> No
         tasks.cancel_scope.cancel()
 
 
-class RefusingApi(StatusApi):
+class ForbiddingStatusApi(StatusApi):
     """Refuses every write, with this status code."""
 
     def __init__(self, status: int) -> None:
@@ -604,7 +604,7 @@ class RefusingApi(StatusApi):
 @in_timelapse
 @pytest.mark.parametrize("status", [403, 413, 422, 500])
 async def test_where_status_is_refused_an_event_tells_what_it_would_have_said_once(status: int) -> None:
-    store, api, seen, told = Store(index_pgrole), RefusingApi(status), made(1), list[Outcome]()
+    store, api, seen, told = Store(index_pgrole), ForbiddingStatusApi(status), made(1), list[Outcome]()
     store.put(seen)
     writer = StatusWriter(cast("Client", api), store, lambda outcome, *_: told.append(outcome), Signal())
     refused = Outcome(Phase.STALLED, Reason.NOT_ALLOWED, "superuser is not allowed")
