@@ -247,7 +247,7 @@ def _password_task(
     _, written, copied = (record.connection + "  ").split(" ", 2)
     rendered = bool(written) and written == inputs
     delivered = rendered and copied.strip() == source
-    remembered = desired.remembered
+    remembered, was_set = desired.remembered, _record(desired, observed.claim).digest
     return PasswordTask(
         namespace=desired.owner.namespace,
         role_name=desired.role.name,
@@ -264,7 +264,7 @@ def _password_task(
         restore=not (desired.report_only and delivered),
         left=left,
         oid=existing.oid,
-        last=remembered if remembered and remembered.digest == record.digest else None,
+        last=remembered if remembered and remembered.digest == was_set else None,
     )
 
 

@@ -312,6 +312,12 @@ class TestRewrittenSecrets:
         for remembered, last in ((VERIFIER, VERIFIER), (OTHER, None), (None, None)):
             assert password_task_of(desired(remembered=remembered), DECIDED, THEIRS).last == last
 
+    def test_also_if_the_secret_is_written_again_while_it_is_read(self) -> None:
+        asked = desired(remembered=VERIFIER)
+        brought = bring(asked, DECIDED, THEIRS, source="s-uid/1/password", verifier=make_verifier("ours", bytes(16), 1))
+        again = replace(asked, password_result=brought, secrets=ObservedSecrets(password=TWO))
+        assert password_task_of(again, DECIDED, THEIRS).last == VERIFIER
+
 
 class TestIgnored:
     IGNORED = frozenset({"password"})
