@@ -57,7 +57,7 @@ def contested(field: str, times: int, *words: str) -> Callable[[Json], bool]:
 
 def assert_not_held_back(obj: Json) -> None:
     """Asserts that what the test just observed came before the next slow repair of the contested field."""
-    found = re.search(rf"{HELD} (\S+Z)", condition(obj, "Ready")["message"])
+    found = re.search(rf"from (\S+Z) on, {HELD}", condition(obj, "Ready")["message"])
     assert found
     assert datetime.now(UTC) < datetime.fromisoformat(found[1])
 
