@@ -136,7 +136,8 @@ async def _find_setting(connection: Connection, database: str) -> str:
 async def install_database(
     connection: Connection, *, allowed: bool, event_triggers: bool = True
 ) -> DatabaseInstallation:
-    """Installs what is missing, if `allowed`; does nothing where all of it is in place. `event_triggers`: these, too.
+    """Installs what is missing, if `allowed`; does nothing where all of it is in place. `event_triggers`: whether
+    to install these as well.
 
     What the controller's role may not install is left out: `present`, `armed` and `remedy` of the result tell. Raises
     Refused if the schema is not trusted, or if installing would run the code of an untrusted role's event trigger;
@@ -150,12 +151,10 @@ async def install_database(
             f"role or a superuser must own the schema and everything in it, but does not own: {found.foreign_parts}. "
             "An administrator must inspect and drop it (DROP SCHEMA pgrole CASCADE)",
         )
-    if found.current and not event_triggers:
-        return found
-    if (found.current and found.armed) or not allowed:
-        return _explain(found, allowed=allowed)
+    if _is_complete(found, event_triggers) or not allowed:
+        return _explain(found, event_triggers, allowed=allowed)
     if found.publications:
-        return _explain(found, refused=schema.describe_publications(found.publications))
+        return _explain(found, event_triggers, refused=schema.describe_publications(found.publications))
     await _check_event_triggers(connection, found)
     with translate_errors("install"):
         if not found.current:
@@ -164,10 +163,9 @@ async def install_database(
             except (asyncpg.UniqueViolationError, asyncpg.DuplicateSchemaError, schema.InstalledMeanwhile):
                 log.info("another controller installed schema pgrole", extra={"database": found.database})
             except asyncpg.InsufficientPrivilegeError as error:
-                return _explain(await inspect_database(connection), refused=shorten(str(error)))
+                return _explain(await inspect_database(connection), event_triggers, refused=shorten(str(error)))
         refused = await _install_event_triggers(connection) if event_triggers else ""
-    found = await inspect_database(connection)
-    return found if found.current and not event_triggers else _explain(found, refused=refused)
+    return _explain(await inspect_database(connection), event_triggers, refused=refused)
 
 
 async def remove(connection: Connection) -> None:
@@ -236,9 +234,15 @@ async def _install_event_triggers(connection: Connection) -> str:
     return ""
 
 
-def _explain(found: DatabaseInstallation, *, allowed: bool = True, refused: str = "") -> DatabaseInstallation:
+def _is_complete(found: DatabaseInstallation, event_triggers: bool) -> bool:
+    return found.current and (found.armed or not event_triggers)
+
+
+def _explain(
+    found: DatabaseInstallation, event_triggers: bool, *, allowed: bool = True, refused: str = ""
+) -> DatabaseInstallation:
     """With the remedy for what is missing."""
-    if found.current and found.armed:
+    if _is_complete(found, event_triggers):
         return found
     what = "event triggers" if found.current else "schema pgrole"
     why = f": {refused}" if refused else "" if allowed else ": it is not allowed to install anything there"
