@@ -31,7 +31,7 @@ def address_of(dsn: str) -> Address:
     """Returns where applications find the DSN's server, for connection Secrets, with libpq's defaults."""
     parts = urlsplit(dsn)
     query = parse_qs(parts.query)
-    host = (_hosts_of(parts) or query.get("host", [""])[0].split(","))[0] or "localhost"
+    host = next(iter(_hosts_of(parts)), "") or "localhost"
     port = parts.port or int(query.get("port", ["5432"])[0].split(",")[0])
     database = unquote(parts.path.lstrip("/")) or query.get("dbname", ["postgres"])[0]
     sslmode = query.get("sslmode", ["verify-full" if verifies_by_default(dsn) else "prefer"])[0]
@@ -47,16 +47,17 @@ def user_of(dsn: str) -> str:
 def verifies_by_default(dsn: str) -> bool:
     """Tells whether a DSN leaves this machine without any TLS setting: asyncpg would fall back to plain text."""
     parts = urlsplit(dsn)
-    query = parse_qs(parts.query)
-    if "sslmode" in query:
+    if "sslmode" in parse_qs(parts.query):
         return False
-    hosts = _hosts_of(parts) or [host for value in query.get("host", []) for host in value.split(",")]
-    return any(not host.startswith("/") and host not in ("", "localhost", "127.0.0.1", "::1") for host in hosts)
+    local = ("", "localhost", "127.0.0.1", "::1")
+    return any(not host.startswith("/") and host not in local for host in _hosts_of(parts))
 
 
 def _hosts_of(parts: SplitResult) -> list[str]:
-    """Returns the hosts before the path. There, a path of a socket is percent-encoded."""
-    return [unquote(host) for host in parts.hostname.split(",")] if parts.hostname else []
+    """Returns the hosts before the path, where a path of a socket is percent-encoded, or else those of `host`."""
+    if parts.hostname:
+        return [unquote(host) for host in parts.hostname.split(",")]
+    return [host for value in parse_qs(parts.query).get("host", []) for host in value.split(",")]
 
 
 def split_methods(dsn: str) -> tuple[str, frozenset[str] | None]:
