@@ -195,11 +195,10 @@ class ServerChecks:
                 triggers = await diagnosis.read_event_trigger_facts(connection, role.name)
         except DatabaseMissing:
             return [schema_findings.report_missing_database(self._area, database)]
-        config, detection = self.config, DatabaseMode.AUTO
-        if config.databases is not None:
-            detection = config.databases.detection
+        databases, allowed = self.config.databases, self.config.may_install
+        detection = DatabaseMode.AUTO if databases is None else databases.detection
         return schema_findings.judge_event_triggers(
-            self._area, triggers, role, may_install=config.may_install, detection=detection
+            self._area, triggers, role, may_install=allowed, detection=detection
         )
 
     def _add(self, check: str, state: FindingState, text: str) -> None:

@@ -171,18 +171,7 @@ def judge_event_triggers(
         text = f"not installed, and privileges are polled: {_publishes(triggers.publications)}"
         findings.append(Finding(area, check, WARNING, text))
     elif used and triggers.installed < 2:
-        installs = may_install and (role.superuser or role.administers)
-        text = "not installed, and the controller may not create them: privileges are polled"
-        if installs:
-            text = "not installed; the controller installs them when a PgRole declares privileges there"
-        remedies = _INSTALL_DATABASE
-        if triggers.plainly_owned and not installs:
-            again = "; installing them also corrects drift that was only reported: docs/running.md, Install by hand"
-            text = f'{text}, as role "{role.name}" owns schema pgrole' if triggers.home else text + again
-            remedies = (
-                () if triggers.home else (*_INSTALL_DATABASE_AGAIN, *_grants_in_schema(role, database, ", TRUNCATE"))
-            )
-        findings.append(Finding(area, check, OK if installs else WARNING, text, remedies))
+        findings.append(_judge_missing_event_triggers(area, triggers, role, may_install=may_install))
     for name in triggers.disabled if used else ():
         text = f'"{name}" does not fire in every session, so changes are missed'
         remedy = sql("ALTER EVENT TRIGGER {} ENABLE ALWAYS", name, database=database)
@@ -199,6 +188,23 @@ def judge_event_triggers(
         findings.append(Finding(area, check, PROBLEM, text + ", ".join(triggers.others), remedies))
     state = "installed and enabled" if used else f"not used: detection in databases is {detection.value}"
     return findings or [Finding(area, check, OK, state)]
+
+
+def _judge_missing_event_triggers(
+    area: str, triggers: EventTriggerFacts, role: RoleFacts, *, may_install: bool
+) -> Finding:
+    check = _event_triggers_of(triggers.database)
+    if may_install and (role.superuser or role.administers):
+        text = "not installed; the controller installs them when a PgRole declares privileges there"
+        return Finding(area, check, OK, text, _INSTALL_DATABASE)
+    text = "not installed, and the controller may not create them: privileges are polled"
+    if not triggers.plainly_owned:
+        return Finding(area, check, WARNING, text, _INSTALL_DATABASE)
+    if triggers.home:
+        return Finding(area, check, WARNING, f'{text}, as role "{role.name}" owns schema pgrole')
+    text = f"{text}; installing them also corrects drift that was only reported: docs/running.md, Install by hand"
+    grants = _grants_in_schema(role, triggers.database, ", TRUNCATE")
+    return Finding(area, check, WARNING, text, (*_INSTALL_DATABASE_AGAIN, *grants))
 
 
 def judge_history(area: str, history: HistoryFacts, config: HistoryConfig | None, now: datetime) -> Finding:
