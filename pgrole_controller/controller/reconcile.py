@@ -23,7 +23,7 @@ from pgrole_controller.core.contest import Contests
 from pgrole_controller.core.decision import ROUNDS, decide, decide_absent
 from pgrole_controller.core.deletion import add_way_out
 from pgrole_controller.core.diff import set_password
-from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient
+from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.outcome import of_error, of_read_back
 from pgrole_controller.core.password import PasswordResult
 from pgrole_controller.core.plan import Plan, ReassignResult
@@ -33,6 +33,7 @@ from pgrole_controller.core.server_options import AuditSource
 from pgrole_controller.core.state import Observed, Server
 from pgrole_controller.logs import describe_error
 from pgrole_controller.postgres.apply import PartlyApplied
+from pgrole_controller.postgres.errors import CHANGES_SUSPENDED, classify
 from pgrole_controller.postgres.session import Session
 
 log = logging.getLogger(__name__)
@@ -42,9 +43,8 @@ Prepared: TypeAlias = Mapping[Key, PasswordResult | ReassignResult]
 
 _NOTHING_PREPARED: Prepared = MappingProxyType({})
 
-_SUSPENDED = Refused(
-    Reason.SUSPENDED, "pgrole.suspend is on: the controller changes nothing on this server until a superuser resets it"
-)
+#: As where the change itself is refused.
+_SUSPENDED = classify(CHANGES_SUSPENDED, "pgrole.suspend is on")
 
 
 @dataclass(frozen=True, slots=True)
