@@ -45,7 +45,7 @@ class StatusDetails:
     `privileges`: None if there are none, or if nothing is known of them. `cause`: of a drift of the role, if it is
     known. `offer`: drift of the role that can be approved. `earlier`: drifts of the role that were corrected before the
     last one and that no status has yet. `exposes_all`: whether the server's owner lets status show everything about who
-    caused a drift; None: unknown, so what it shows stays.
+    caused a drift; None: unknown, and what it shows stays.
     """
 
     claim: Claim | None = None
@@ -179,7 +179,7 @@ def find_reported_time(previous: Mapping[str, Any], fields: Sequence[str]) -> da
 
 
 def find_reported(previous: Mapping[str, Any]) -> Sequence[str]:
-    """Returns the drifted fields of the role that a status reports, even if its reason has become another meanwhile."""
+    """Returns the drifted fields of the role that a status reports, even if it has another reason by now."""
     last = previous.get("lastDrift") or {}
     is_over = is_ready(previous) or last.get("corrected") or last.get("database")
     return () if is_over else last.get("fields") or ()

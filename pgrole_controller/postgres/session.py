@@ -187,8 +187,8 @@ class Session:
         return await read_suspects(self._connection, role_names)
 
     async def read_noted_rows(self) -> dict[int, tuple[int, ...]]:
-        """By oid of the roles that were repaired with `notes_rows` since this was last asked: which transactions wrote
-        them before it, latest first.
+        """Returns, by oid of the roles that were repaired with `notes_rows` since the last call, which transactions
+        wrote them before, latest first.
         """
         query = resources.text("sql", "attribution", "noted_rows.sql")
         return parse_noted_rows((await fetch_row(self._connection, "", query)).text("drifted"))

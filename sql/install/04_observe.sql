@@ -406,6 +406,6 @@ BEGIN
 END
 $$;
 
--- If a table was lost and is installed anew, the next observation reads everything.
+-- If a table was lost and is installed again, the next observation reads everything.
 DELETE FROM pgrole.fingerprint
 WHERE NOT EXISTS (SELECT FROM pgrole.role_state) OR NOT EXISTS (SELECT FROM pgrole.seen);
