@@ -221,6 +221,7 @@ async def test_announcements_that_a_database_changed_cause_no_attempts_to_connec
     world.declare(READ)
     home = await asyncpg.connect(world.server.dsn())
     await home.execute(f"ALTER DATABASE {world.database} ALLOW_CONNECTIONS false")
+    began = anyio.current_time()
     async with world.working() as worker:
 
         async def has_tried() -> bool:
@@ -228,7 +229,7 @@ async def test_announcements_that_a_database_changed_cause_no_attempts_to_connec
             return len(attempts) >= 3
 
         assert await reached(has_tried, DEADLINE)
-        assert attempts[2] - attempts[0] >= 2.0
+        assert attempts[2] - began >= 2.0
         await home.execute(f"ALTER DATABASE {world.database} ALLOW_CONNECTIONS true")
         worker.note_database()
         await world.wait_settled()
