@@ -197,9 +197,8 @@ class ServerChecks:
             return [schema_findings.report_missing_database(self._area, database)]
         databases, allowed = self.config.databases, self.config.may_install
         detection = DatabaseMode.AUTO if databases is None else databases.detection
-        return schema_findings.judge_event_triggers(
-            self._area, triggers, role, may_install=allowed, detection=detection
-        )
+        known = detection if self.config.uid else None  # a DSN may be that of a PgServer with another one
+        return schema_findings.judge_event_triggers(self._area, triggers, role, may_install=allowed, detection=known)
 
     def _add(self, check: str, state: FindingState, text: str) -> None:
         self.checks.findings.append(Finding(self._area, check, state, text))

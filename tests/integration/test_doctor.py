@@ -11,6 +11,7 @@ import pytest_asyncio
 
 from pgrole_controller.commands.doctor_server import check_server
 from pgrole_controller.commands.server_reading import of_dsn
+from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core.findings.finding import Finding, FindingState
 from pgrole_controller.core.server_options import DatabasesConfig
 from pgrole_controller.local.postgres import PostgresServer
@@ -69,6 +70,11 @@ def quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
+def of_pgserver(dsn: str) -> ServerConfig:
+    """The server of a PgServer with this connection, whose detection and limits are known."""
+    return replace(of_dsn(dsn), age=("2026-11-22T12:00:00Z", "uid"))
+
+
 async def test_the_printed_statements_give_a_login_the_missing_rights(patient: Patient) -> None:
     found = await examined(patient.dsn)
     assert PROBLEM in states(found["privileges"])
@@ -112,7 +118,7 @@ async def test_a_controller_that_installs_nothing_is_not_expected_to(
 ) -> None:
     monkeypatch.setenv("PGROLE_INSTALL", "false")
     declared = (patient.database,)
-    found = by_check(await check_server(of_dsn(patient.admins_dsn), None, declared, None))
+    found = by_check(await check_server(of_pgserver(patient.admins_dsn), None, declared, None))
     triggers = f'event triggers of "{patient.database}"'
     for check in ("schema pgrole", "detection", triggers):
         assert [one.state for one in found[check]] == [WARNING]
@@ -120,7 +126,7 @@ async def test_a_controller_that_installs_nothing_is_not_expected_to(
     assert found["detection"][0].text.startswith("Auto chooses Poll, with claims in status: ")
     await install(patient.admin)
     await patient.admin.execute(queries.install_event_triggers())
-    found = by_check(await check_server(of_dsn(patient.admins_dsn), None, declared, None))
+    found = by_check(await check_server(of_pgserver(patient.admins_dsn), None, declared, None))
     assert states(found["schema pgrole"]) == states(found["detection"]) == states(found[triggers]) == {OK}
     await patient.admin.execute(f"ALTER DATABASE {quoted(patient.database)} RESET pgrole.home")
 
@@ -254,6 +260,10 @@ async def test_only_databases_that_have_a_connection_at_once_need_one(
 
 async def test_the_printed_statements_enable_event_triggers_again(patient: Patient) -> None:
     admin, name = patient.admin, f'event triggers of "{patient.database}"'
+
+    async def ask(login: str | None = None) -> dict[str, list[Finding]]:
+        return by_check(await check_server(of_pgserver(patient.admins_dsn), login, None, None))
+
     await install(admin)
     await admin.execute(
         "INSERT INTO pgrole.claim (role_name, role_oid, system_identifier, cluster, namespace, namespace_uid, object,"
@@ -261,28 +271,50 @@ async def test_the_printed_statements_enable_event_triggers_again(patient: Patie
         " jsonb_build_object($1::text, '[]'::jsonb)::text)",
         patient.database,
     )
-    found = await examined(patient.admins_dsn)
+    found = await ask()
     assert "not installed" in found[name][0].text
-    unknown = await examined(patient.admins_dsn, "no such role")
+    unknown = await ask("no such role")
     assert states(unknown[name]) == {UNKNOWN}, "what was not checked is no problem"
     await admin.execute(queries.install_event_triggers())
-    assert states((await examined(patient.admins_dsn))[name]) == {OK}
+    assert states((await ask())[name]) == {OK}
     await admin.execute("UPDATE pgrole.claim SET privileges = jsonb_build_object('no such', '[]'::jsonb)::text")
-    (missing,) = (await examined(patient.admins_dsn))['event triggers of "no such"']
+    (missing,) = (await ask())['event triggers of "no such"']
     assert missing.text.startswith('database "no such" does not exist: ')
     assert missing.state is WARNING
     await admin.execute("UPDATE pgrole.claim SET released_at = now()")
-    assert 'event triggers of "no such"' not in await examined(patient.admins_dsn), "no object declares anything there"
+    assert 'event triggers of "no such"' not in await ask(), "no object declares anything there"
     await admin.execute("UPDATE pgrole.claim SET released_at = NULL")
     await admin.execute(
         "UPDATE pgrole.claim SET privileges = jsonb_build_object($1::text, '[]'::jsonb)::text", patient.database
     )
     await admin.execute("ALTER EVENT TRIGGER pgrole_on_ddl ENABLE; ALTER EVENT TRIGGER pgrole_on_drop DISABLE")
-    found = await examined(patient.admins_dsn)
+    found = await ask()
     assert [one.state for one in found[name]] == [PROBLEM, PROBLEM]
     await follow(patient.server, found[name])
-    assert states((await examined(patient.admins_dsn))[name]) == {OK}
+    assert states((await ask())[name]) == {OK}
     await admin.execute(f"ALTER DATABASE {quoted(patient.database)} RESET pgrole.home")
+
+
+async def test_a_dsn_does_not_tell_whether_event_triggers_are_used(patient: Patient) -> None:
+    """`run` polls the server of its own DSN by default, and the DSN may be that of a PgServer."""
+    admin, name = patient.admin, f'event triggers of "{patient.database}"'
+    await admin.execute(f"ALTER ROLE {quoted(patient.login)} CREATEROLE")
+
+    async def ask(login: str | None = None) -> Finding:
+        found = await check_server(of_dsn(patient.admins_dsn), login, (patient.database,), None)
+        (finding,) = by_check(found)[name]
+        return finding
+
+    for login in (None, patient.login):
+        finding = await ask(login)
+        assert (finding.state, finding.remedies) == (OK, ())
+        assert finding.text == "not installed; a DSN does not tell whether the controller uses them"
+    await admin.execute(f"CREATE SCHEMA pgrole; {queries.install_database()}")
+    await admin.execute(queries.install_event_triggers())
+    await admin.execute("ALTER EVENT TRIGGER pgrole_on_ddl DISABLE")
+    finding = await ask()
+    assert (finding.state, finding.remedies) == (OK, ())
+    assert finding.text == "installed; a DSN does not tell whether the controller uses them"
 
 
 async def test_a_database_that_the_controller_may_not_enter_or_use_is_a_problem_until_the_statements_ran(
@@ -338,8 +370,7 @@ async def test_the_age_of_a_history_is_judged_only_by_the_retention_of_a_pgserve
         "INSERT INTO pgrole.drift_history (slot, role, kind, corrected, last_at)"
         " VALUES (1, 'r', 'role', true, '2020-01-01')"
     )
-    config = of_dsn(patient.admins_dsn)
-    for one, state in ((config, OK), (replace(config, age=("2026-11-22T12:00:00Z", "uid")), WARNING)):
+    for one, state in ((of_dsn(patient.admins_dsn), OK), (of_pgserver(patient.admins_dsn), WARNING)):
         found = by_check(await check_server(one, None, None, None))
         assert [finding.state for finding in found["history"]] == [state]
     await patient.admin.execute(f"ALTER DATABASE {quoted(patient.database)} RESET pgrole.home")

@@ -325,6 +325,24 @@ def test_event_triggers_that_do_not_fire_are_told_with_the_remedy() -> None:
     assert (finding.state, finding.text) == (OK, "not used: detection in databases is Resync")
 
 
+@pytest.mark.parametrize(
+    "triggers",
+    [
+        EventTriggerFacts("orders", 0),
+        EventTriggerFacts("orders", 0, publications=('"all"',)),
+        EventTriggerFacts("orders", 2, ("pgrole_on_ddl",), switched_off=True),
+    ],
+)
+def test_event_triggers_are_only_counted_where_their_use_is_unknown(triggers: EventTriggerFacts) -> None:
+    for role in (ROLE, replace(ROLE, superuser=True)):
+        (finding,) = schema_findings.judge_event_triggers("s", triggers, role, may_install=True, detection=None)
+        assert (finding.state, finding.remedies) == (OK, ())
+        assert finding.text.startswith("installed; " if triggers.installed else "not installed; ")
+    others = replace(triggers, others=("x",), publications=())
+    (finding,) = schema_findings.judge_event_triggers("s", others, ROLE, may_install=True, detection=None)
+    assert finding.state is PROBLEM, "those fire, whatever the controller uses"
+
+
 def test_claims_of_other_clusters_are_reported_if_the_own_cluster_is_known() -> None:
     counts = [ClaimCount("own", 5, 1), ClaimCount("lost", 3, 0), ClaimCount("gone", 2, 2)]
     assert [one.state for one in schema_findings.judge_claims("s", counts, None)] == [OK]

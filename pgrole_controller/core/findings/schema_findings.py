@@ -161,13 +161,13 @@ def _judge_access(area: str, triggers: EventTriggerFacts, role: RoleFacts) -> li
 
 
 def judge_event_triggers(
-    area: str, triggers: EventTriggerFacts, role: RoleFacts, *, may_install: bool, detection: DatabaseMode
+    area: str, triggers: EventTriggerFacts, role: RoleFacts, *, may_install: bool, detection: DatabaseMode | None
 ) -> list[Finding]:
-    """`detection`: as declared."""
-    check, used = _event_triggers_of(triggers.database), detection.uses_event_triggers
+    """`detection`: as declared; None: it is unknown whether it uses event triggers."""
+    check, used = _event_triggers_of(triggers.database), detection is not None and detection.uses_event_triggers
     database = triggers.database
     findings = _judge_access(area, triggers, role)
-    if triggers.publications:
+    if triggers.publications and detection is not None:
         text = f"not installed, and privileges are polled: {_publishes(triggers.publications)}"
         findings.append(Finding(area, check, WARNING, text))
     elif used and triggers.installed < 2:
@@ -186,8 +186,16 @@ def judge_event_triggers(
         )
         text = "roles that are not trusted own event triggers, and the controller changes nothing there: "
         findings.append(Finding(area, check, PROBLEM, text + ", ".join(triggers.others), remedies))
-    state = "installed and enabled" if used else f"not used: detection in databases is {detection.value}"
-    return findings or [Finding(area, check, OK, state)]
+    return findings or [Finding(area, check, OK, _describe_event_triggers(triggers, detection))]
+
+
+def _describe_event_triggers(triggers: EventTriggerFacts, detection: DatabaseMode | None) -> str:
+    if detection is None:
+        state = "not installed" if triggers.installed < 2 else "installed"
+        return f"{state}; a DSN does not tell whether the controller uses them"
+    if detection.uses_event_triggers:
+        return "installed and enabled"
+    return f"not used: detection in databases is {detection.value}"
 
 
 def _judge_missing_event_triggers(
