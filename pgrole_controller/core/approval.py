@@ -48,9 +48,10 @@ class Approval:
         return bool(self.value) and self.value != handled
 
 
-#: Shown in the condition of an object whose annotation approves another drift.
+#: Shown in the condition of an object whose annotation approves another drift, or nothing.
 UNFIT = (
-    f"annotation {APPROVE} does not approve this drift, so nothing is corrected: run pgrole-controller approve again"
+    f"annotation {APPROVE} does not approve this drift, or has more than {LONGEST:,} characters, so nothing is "
+    "corrected: run pgrole-controller approve again"
 )
 
 

@@ -173,6 +173,14 @@ class TestTheDecision:
         assert not any([plan.writes, plan.changes, plan.approval])
         assert APPROVE in of_read_back(plan).message
 
+    def test_of_an_approval_with_too_long_a_text_the_message_tells_the_limit(self) -> None:
+        offer = look(desired()).offer
+        longest, longer = (f"{offer}/{'x' * (LONGEST - len(offer) + more)}" for more in (-1, 0))
+        assert look(desired(read_approval(longest))).approval
+        plan = look(desired(read_approval(longer)))
+        assert plan.unfit
+        assert "or has more than 2,048 characters" in of_read_back(plan).message
+
     def test_an_approval_does_not_hold_for_another_object_generation_or_server(self) -> None:
         approval = approve(look(desired()))
         assert look(desired(approval, generation=4)).unfit
