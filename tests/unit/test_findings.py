@@ -102,7 +102,7 @@ def test_version_and_encoding_must_be_supported(facts: ServerFacts, state: Findi
         (replace(ROLE, sees_versions=False), SCHEMA, WARNING, "Poll", 1),
         (replace(ROLE, creates=False, owns=False), SchemaFacts(None), WARNING, "claims in status", 1),
         (replace(ROLE, creates=False, sees_versions=False), SchemaFacts(None), WARNING, "claims in status", 2),
-        (replace(ROLE, owns=False, uses=True, sees_versions=False), SCHEMA, OK, "administrator", 0),
+        (replace(ROLE, owns=False, uses=True, sees_versions=False), SCHEMA, OK, "; an administrator installed", 0),
         (replace(ROLE, owns=False), SCHEMA, PROBLEM, "may not use schema pgrole", 3),
         (replace(ROLE, createrole=False), SCHEMA, UNKNOWN, "--login", 0),
         (replace(ROLE, superuser=True), SchemaFacts(None, publications=('"all"',)), WARNING, "claims in status", 0),
@@ -357,7 +357,9 @@ def test_claims_of_other_clusters_are_reported_if_the_own_cluster_is_known() -> 
 )
 def test_a_history_that_is_not_pruned_is_reported(rows: int, age: int, state: FindingState) -> None:
     history = HistoryFacts(1000, rows, NOW - timedelta(days=age))
-    assert schema_findings.judge_history("s", history, HistoryConfig(), NOW).state is state
+    found = schema_findings.judge_history("s", history, HistoryConfig(), NOW)
+    assert found.state is state
+    assert ("the oldest dates from 2026-05-06 and was not pruned" in found.text) is (age == 200)
     unknown = schema_findings.judge_history("s", history, None, NOW)
     assert (unknown.state, "kept for" in unknown.text) == (OK, False)
 

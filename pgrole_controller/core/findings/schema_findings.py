@@ -112,7 +112,7 @@ def judge_detection(
         return [Finding(area, check, WARNING, text, remedies)]
     if present and not role.owns:
         if role.uses:
-            return [Finding(area, check, OK, f"{may_watch}, with the schema of an administrator")]
+            return [Finding(area, check, OK, f"{may_watch}; an administrator installed the schema")]
         text = f'role "{role.name}" may not use schema pgrole, which holds the claims: no session begins'
         return [Finding(area, check, PROBLEM, text, _grants_in_schema(role, database))]
     if not role.sees_versions:
@@ -226,7 +226,8 @@ def judge_history(area: str, history: HistoryFacts, config: HistoryConfig | None
     # partitions of whole months are emptied
     limit = timedelta(seconds=config.retention_seconds) + timedelta(days=63)
     if history.oldest is not None and now - history.oldest > limit:
-        return Finding(area, "history", WARNING, f"{size}: the oldest is of {history.oldest:%Y-%m-%d}, not pruned")
+        text = f"{size}: the oldest dates from {history.oldest:%Y-%m-%d} and was not pruned"
+        return Finding(area, "history", WARNING, text)
     return Finding(area, "history", OK, size)
 
 
