@@ -152,6 +152,12 @@ def test_every_field_of_a_server_is_documented_with_its_default(field: str) -> N
         assert f"`{str(default).lower()}`" in row.split("|")[2].lower()
 
 
+def test_the_sample_of_a_server_names_every_field() -> None:
+    words = set(re.findall(r"\w+", read("deploy/samples/servers/default.yaml")))
+    fields = [name for name in leaves(schema("spec", crd.PGSERVER)) if "[]" not in name]
+    assert [field for field in fields if field.rpartition(".")[2] not in words] == []
+
+
 @pytest.mark.parametrize("field", [name for name in leaves(schema("status", crd.PGSERVER)) if "[]" not in name])
 def test_every_field_of_a_servers_status_is_documented(field: str) -> None:
     assert f"`{field}`" in read("docs/servers.md").split("## status")[1]
@@ -326,6 +332,14 @@ def test_every_named_file_exists() -> None:
             assert (ROOT / name).exists(), f"{page}: {name}"
         for room, name in re.findall(r"`(api|core|kube|postgres|controller|local)/(\w+\.py)`", text):
             assert (ROOT / "pgrole_controller" / room / name).exists(), f"{page}: {room}/{name}"
+
+
+def test_every_name_that_contributing_places_in_a_module_is_there() -> None:
+    named = re.findall(r"`(\w+)`\s+(?:in|of)\s+`((?:\w+/)+\w+\.py)`", read("CONTRIBUTING.md"))
+    assert ("References", "core/policy.py") in named
+    for name, path in named:
+        file = next(one for one in (ROOT / path, ROOT / "pgrole_controller" / path) if one.exists())
+        assert re.search(rf"\b{name}\b", file.read_text(encoding="utf-8")), f"{name} in {path}"
 
 
 def test_every_installed_table_view_and_function_is_documented() -> None:
