@@ -113,6 +113,7 @@ class Attempt:
         self.observed = Observed()
         self.was_read = False  # the observed state could be read
         self.refusal: PgRoleError | None = None  # PostgreSQL rejected the plan
+        self._planned = True  # the last decision was a plan for what is declared
         self._done: list[Plan] = []
         self._drift: RoleDrift | None = None
         self._continues = False  # the last correction was of a part of the memberships
@@ -127,6 +128,7 @@ class Attempt:
 
     def _observe(self, observed: Observed | PgRoleError, decision: Plan | PgRoleError, server: Server) -> None:
         self.was_read = isinstance(observed, Observed)
+        self._planned = isinstance(decision, Plan) and not decision.refused
         if isinstance(observed, Observed):
             self.observed = observed
         desired = self.target.desired
@@ -185,6 +187,11 @@ class Attempt:
             return True
         # another change came first, so that reading again at once makes sense
         return isinstance(decision, Transient) and decision.reason is Reason.PROGRESSING
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether the role may gain nothing, whoever refuses the object."""
+        return not self._planned or self.refusal is not None
 
     def settle(self, read_back: ReadBackCache, server: Server) -> None:
         """Notes the role for the reconciles that confirm a change, if it was changed here."""

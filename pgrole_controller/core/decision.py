@@ -144,6 +144,7 @@ def _revoke_excess(desired: Desired, observed: Observed, server: Server, policy:
         pending=(refusal,),
         releases=tuple(former for former in observed.former if former[1] != desired.owner.object_uid),
         action=Action.CORRECTED if changes else Action.NOTHING,
+        refused=True,
     )
 
 

@@ -99,7 +99,8 @@ class Plan:
     are corrected, or left as they are if there are no changes. `pending` lists what waits for missing dependencies.
     `offer` is the digest by which what is `reported` can be approved, if it can, except `unapprovable`; `unfit`: an
     annotation approves something else. `approval` is what these changes are made for; the claim records it as handled.
-    `rotated`: the password that these changes set was generated in place of another.
+    `rotated`: the password that these changes set was generated in place of another. `refused`: the object is refused,
+    and these changes only take away.
     """
 
     role_name: str
@@ -125,6 +126,7 @@ class Plan:
     offer: str = ""
     unfit: bool = False
     rotated: bool = False
+    refused: bool = False
 
     @property
     def released(self) -> tuple[str, ...]:

@@ -139,6 +139,28 @@ async def test_privileges_are_granted_repaired_extended_changed_and_revoked(plac
     assert obj["status"]["driftCount"] == 2
 
 
+async def test_while_the_object_is_refused_its_role_gains_nothing_and_loses_what_others_grant(
+    place: PrivilegePlace,
+) -> None:
+    async with running(place.controller()):
+        await place.declare(place.reads())
+        await place.wait_may("SELECT", "app.orders")
+        await place.kube.apply("reader", name=place.reader, privileges=[place.reads()], superuser=True)
+        await place.kube.wait_for("reader", lambda obj: says(obj, "NotAllowed", "superuser"), "refused")
+    async with running(place.controller()):
+        await place.hand.execute(f"SET ROLE {place.owner}; CREATE TABLE app.late (id int); RESET ROLE")
+        await place.hand.execute(f"REVOKE SELECT ON app.orders FROM {place.reader}")
+        await place.hand.execute(f"GRANT DELETE ON app.orders TO {place.reader}")
+        await place.wait_may("DELETE", "app.orders", expected=False)
+        for table in ("app.orders", "app.late"):
+            await place.wait_may("SELECT", table, expected=False)
+        await place.declare(place.reads())
+        for table in ("app.orders", "app.late"):
+            await place.wait_may("SELECT", table)
+        obj = await place.kube.wait_ready("reader")
+    assert obj["status"]["driftCount"] == 1
+
+
 async def test_changes_made_while_no_controller_ran_are_corrected(place: PrivilegePlace) -> None:
     first = place.controller()
     await first.start()

@@ -12,7 +12,7 @@ from pgrole_controller.controller.privileges import (
     small_rounds,
 )
 from pgrole_controller.core.backoff import Backoff
-from pgrole_controller.core.privileges.grantee import Access, SchemaAccess
+from pgrole_controller.core.privileges.grantee import Access, Refusal, SchemaAccess
 from pgrole_controller.core.privileges.privilege_result import News
 from pgrole_controller.local.process import reached
 from pgrole_controller.postgres.connection import Endpoint, connect
@@ -62,6 +62,36 @@ async def test_objects_created_before_a_restart_and_while_suspended_are_not_drif
         await world.wait_may("SELECT", "app.after")
         result = await world.wait_settled()
     assert result.reported == ()
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_the_role_of_a_refused_object_gains_nothing_until_that_is_accepted(
+    world: DatabaseWorkerWorld, restarted: bool
+) -> None:
+    plain = world.declare(READ)
+    async with world.working():
+        await world.wait_settled()
+        world.grantees.publish(SERVER, replace(plain, refused=Refusal.ACCEPTED))
+        await world.wait_settled()
+        other = world.declare_other(READ)
+        await world.hand.execute(f"REVOKE SELECT ON app.orders FROM {world.role}; CREATE TABLE app.invoices (id int)")
+        await world.wait_may("SELECT", "app.invoices", role=other)
+        await world.hand.execute(f"GRANT DELETE ON app.items TO {world.role}")
+        await world.wait_more_drifts(0)
+        assert not await world.may("DELETE", "app.items")
+        if not restarted:
+            world.grantees.publish(SERVER, plain)
+            await world.wait_may("SELECT", "app.invoices")
+    async with world.working() as worker:
+        worker.note_everything()
+        await world.wait_settled()
+        if restarted:
+            assert not await world.may("SELECT", "app.invoices")
+            world.grantees.publish(SERVER, plain)
+        for table in ("app.orders", "app.invoices"):
+            await world.wait_may("SELECT", table)
+        result = await world.wait_settled()
+    assert (result.drift_count, await world.count_drifts()) == (1, 1)
 
 
 async def test_a_new_table_is_granted_while_a_reported_drift_stays(world: DatabaseWorkerWorld) -> None:

@@ -29,6 +29,7 @@ from pgrole_controller.core.privileges.grantee import (
     ObjectPrivileges,
     PrivilegePolicy,
     PrivilegeRule,
+    Refusal,
     SchemaAccess,
 )
 from pgrole_controller.core.privileges.observed_database import ObservedDatabase, SchemaNames
@@ -722,6 +723,74 @@ class TestDefaults:
             assert decision.drift == ()
             assert len(decision.extended) == 2
         assert len(decide(grantee(self.DECLARED), observed).drift) == 2
+
+
+class TestRefusedObjects:
+    """The role gains nothing, and loses what others granted."""
+
+    REFUSED = replace(grantee(replace(READ, created_by=("own",))), refused=Refusal.ACCEPTED)
+    ACCEPTED = replace(REFUSED, refused=None)
+    OLD, NEW, BOTH = make("old"), make("new", oid=20001), make("both", oid=20002)
+    SEEN = observe((OLD, ()), (NEW, ()), (BOTH, (entry("SELECT"), entry("DELETE"))))
+
+    def test_nothing_is_granted_and_what_others_granted_is_revoked_as_drift(self) -> None:
+        decision = decide(self.REFUSED, self.SEEN, new=frozenset({self.NEW.id}))
+        assert texts(decision) == ["REVOKE DELETE ON TABLE app.both FROM reader"]
+        assert phrases(decision.drift) == ("DELETE on table app.both was granted",)
+        assert (decision.extended, decision.reported, decision.pending) == ((), (), ())
+
+    @pytest.mark.parametrize("applied", ["", "sha256:another"])
+    def test_a_declaration_that_was_not_applied_before_is_not_applied_either(self, applied: str) -> None:
+        decision = decide_privileges(self.REFUSED, self.SEEN, applied, new_objects=frozenset())
+        assert texts(decision) == ["REVOKE DELETE ON TABLE app.both FROM reader"]
+        assert (decision.drift, decision.applied) == ((), applied)
+
+    def test_once_it_is_accepted_everything_is_granted_without_drift(self) -> None:
+        refused = decide(self.REFUSED, self.SEEN)
+        again = decide_privileges(self.REFUSED, self.SEEN, refused.applied, new_objects=frozenset())
+        assert again.applied == refused.applied != self.REFUSED.digest_of("orders")
+        accepted = decide_privileges(self.ACCEPTED, self.SEEN, again.applied, new_objects=frozenset())
+        defaults = "ALTER DEFAULT PRIVILEGES FOR ROLE own IN SCHEMA app GRANT SELECT ON"
+        assert texts(accepted) == [
+            "REVOKE DELETE ON TABLE app.both FROM reader",
+            "GRANT SELECT ON TABLE app.old, app.new TO reader",
+            f"{defaults} SEQUENCES TO reader",
+            f"{defaults} TABLES TO reader",
+        ]
+        assert phrases(accepted.drift) == ("DELETE on table app.both was granted",)
+        assert (len(accepted.extended), accepted.applied) == (4, self.ACCEPTED.digest_of("orders"))
+        later = decide_privileges(self.ACCEPTED, self.SEEN, accepted.applied, new_objects=frozenset())
+        assert len(later.drift) == 5
+
+    @pytest.mark.parametrize("refused", [None, Refusal.ACCEPTED])
+    def test_what_drift_policy_leaves_is_never_granted_after_a_refusal(self, refused: Refusal | None) -> None:
+        reporting = replace(self.ACCEPTED, report_only=True, refused=refused)
+        applied = decide(replace(reporting, refused=Refusal.ACCEPTED), self.SEEN, new=frozenset({self.NEW.id})).applied
+        observed = replace(self.SEEN, defaults=None)
+        decision = decide_privileges(reporting, observed, applied, new_objects=frozenset({self.NEW.id}))
+        assert texts(decision) == ([] if refused else ["GRANT SELECT ON TABLE app.new TO reader"])
+        assert phrases(decision.reported) == (
+            "SELECT on table app.old was revoked",
+            "DELETE on table app.both was granted",
+        )
+        ignoring = replace(self.REFUSED, ignored=True)
+        applied = decide(ignoring, self.SEEN).applied
+        assert decide_privileges(replace(ignoring, refused=None), self.SEEN, applied).changes == ()
+
+    def test_a_declaration_of_which_no_one_knows_whether_it_was_accepted_counts_where_it_was_applied(self) -> None:
+        unknown = replace(self.REFUSED, refused=Refusal.UNKNOWN)
+        assert texts(decide(unknown, self.SEEN)) == ["REVOKE DELETE ON TABLE app.both FROM reader"]
+        nothing = decide(unknown, self.SEEN, current=False)
+        assert (texts(nothing), nothing.applied, nothing.confirmed) == ([], "", False)
+
+    def test_columns_that_a_revoke_takes_are_granted_again(self) -> None:
+        one = replace(grantee(of_objects(table("SELECT", "id"))), refused=Refusal.ACCEPTED)
+        held = (TABLE, (entry("SELECT"), entry("SELECT", "id")))
+        assert texts(decide(one, observe(held, columns=("id",)))) == [
+            "REVOKE SELECT ON TABLE app.orders FROM reader",
+            "GRANT SELECT (id) ON TABLE app.orders TO reader",
+        ]
+        assert texts(decide(one, observe((TABLE, ()), columns=("id",)))) == []
 
 
 State = frozenset[AclEntry]

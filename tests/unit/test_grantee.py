@@ -10,6 +10,7 @@ from pgrole_controller.core.privileges.grantee import (
     DatabasePrivileges,
     Grantee,
     ObjectPrivileges,
+    Refusal,
     SchemaAccess,
     Takeover,
     find_outdated,
@@ -64,6 +65,12 @@ def test_the_digest_changes_with_the_namespaces_roles_only_for_an_adoptee() -> N
     assert adoptee.with_owned(frozenset({1})).digest_of("orders") != adoptee.digest_of("orders")
 
 
+def test_a_result_from_before_a_refusal_is_no_answer_after_it() -> None:
+    refused = replace(GRANTEE, refused=Refusal.ACCEPTED)
+    assert refused.digest_of("orders") == GRANTEE.digest_of("orders")
+    assert refused.drift_options != GRANTEE.drift_options
+
+
 @pytest.mark.parametrize(
     ("published", "outdated"),
     [
@@ -71,6 +78,7 @@ def test_the_digest_changes_with_the_namespaces_roles_only_for_an_adoptee() -> N
         (GRANTEE, False),
         (replace(GRANTEE, generation=2), True),
         (replace(GRANTEE, suspended=True), True),
+        (replace(GRANTEE, refused=Refusal.ACCEPTED), True),
         (GRANTEE.with_owned(frozenset({1, 2, 3})), False),
         (replace(GRANTEE, owned=frozenset({1, 2, 3})), False),
         (GRANTEE.with_owned(frozenset({1})), True),

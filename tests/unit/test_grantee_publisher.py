@@ -24,7 +24,7 @@ from pgrole_controller.core.errors import Reason, Refused, Transient
 from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.policy import Policy, References, ServerPolicy
 from pgrole_controller.core.privileges.granted_privileges import GrantedPrivileges
-from pgrole_controller.core.privileges.grantee import DatabasePrivileges, Grantee, PrivilegePolicy, Takeover
+from pgrole_controller.core.privileges.grantee import DatabasePrivileges, Grantee, PrivilegePolicy, Refusal, Takeover
 from pgrole_controller.core.privileges.privilege_result import AdoptionFindings, News, PrivilegeNews, PrivilegeResult
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.role import ObservedRole, Role, digest
@@ -96,15 +96,21 @@ class GranteeScene:
         self.store = Store()
 
     async def reconcile(
-        self, asked: Target, observed: Observed | Transient, server: Server = SERVER, *done: Plan
+        self,
+        asked: Target,
+        observed: Observed | Transient,
+        server: Server = SERVER,
+        *done: Plan,
+        failure: Transient | None = None,
     ) -> Attempt:
+        """`failure`: of what is `done`."""
         if asked.stored is not None:
             self.store.put(asked.stored)
         asked = add_results(asked, self.grantees, "main")
         attempt = Attempt(asked, Contests())
         attempt.observe(observed, _decide(asked, observed, server), server)
         for plan in done:
-            attempt.end(plan, None)
+            attempt.end(plan, failure)
         session = cast("Session", self.session)
         await GranteePublisher(self.grantees, CONFIG, server, session, self.store).publish([attempt])
         return attempt
@@ -233,17 +239,126 @@ async def test_the_role_of_an_object_that_is_deleted_while_it_is_published_is_wi
     assert scene.grantees.published("main") == ()
 
 
-async def test_a_published_role_stays_unchanged_after_a_failed_read_or_a_refusal(scene: GranteeScene) -> None:
+async def test_a_published_role_stays_unchanged_after_a_failed_read(scene: GranteeScene) -> None:
     await scene.reconcile(target(ORDERS), see({"orders": (ORDERS,)}))
-    (before,) = scene.grantees.published("main")
+    before = scene.grantees.published("main")
     await scene.reconcile(target(ORDERS), Transient(Reason.DATABASE_ERROR, "x"))
-    assert scene.grantees.published("main") == (before,)
-    beyond = target(ORDERS, LAKE, role=replace(ROLE, superuser=True))
-    attempt = await scene.reconcile(beyond, see({"orders": (ORDERS,)}))
-    assert scene.grantees.published("main") == (before,)
-    outcome = attempt.conclude().outcome
-    assert outcome is not None
-    assert outcome.reason is Reason.NOT_ALLOWED
+    assert scene.grantees.published("main") == before
+
+
+class TestRefusedObjects:
+    KEPT: ClassVar[dict[str, tuple[DatabasePrivileges, ...]]] = {"orders": (ORDERS,)}
+    MORE = replace(ORDERS, on_database=frozenset({"CONNECT", "CREATE"}))
+    BEYOND = replace(ROLE, superuser=True)
+
+    @pytest.mark.parametrize("server", [SERVER, replace(SERVER, claims="Status")])
+    @pytest.mark.parametrize("restarted", [False, True])
+    @pytest.mark.parametrize(
+        "refused",
+        [
+            replace(target(ORDERS), policy=replace(POLICY, admitted=False)),
+            replace(target(ORDERS), policy=replace(POLICY, role_names=("other_*",))),
+            target(ORDERS, role=BEYOND),
+            target(ORDERS, role=BEYOND, report_only=True),
+        ],
+    )
+    async def test_what_was_declared_is_published_as_refused_until_the_object_is_accepted(
+        self, scene: GranteeScene, refused: Target, restarted: bool, server: Server
+    ) -> None:
+        if not restarted:
+            await scene.reconcile(target(ORDERS), see(self.KEPT), server)
+        attempt = await scene.reconcile(refused, see(self.KEPT), server)
+        (grantee,) = scene.grantees.published("main")
+        assert (grantee.declared, grantee.former) == ({"orders": ORDERS}, {})
+        is_unknown = restarted and not server.keeps_privileges
+        assert grantee.refused is (Refusal.UNKNOWN if is_unknown else Refusal.ACCEPTED)
+        outcome = attempt.conclude().outcome
+        assert outcome is not None
+        assert outcome.reason is Reason.NOT_ALLOWED
+        await scene.reconcile(target(ORDERS), see(self.KEPT), server)
+        assert [one.refused for one in scene.grantees.published("main")] == [None]
+
+    @pytest.mark.parametrize("restarted", [False, True])
+    @pytest.mark.parametrize("asked", [(MORE,), (ORDERS, LAKE), (LAKE,), ()])
+    async def test_nothing_of_a_refused_declaration_is_published_where_claims_hold_privileges(
+        self, scene: GranteeScene, asked: tuple[DatabasePrivileges, ...], restarted: bool
+    ) -> None:
+        if not restarted:
+            await scene.reconcile(target(ORDERS), see(self.KEPT))
+        await scene.reconcile(target(*asked, role=self.BEYOND), see(self.KEPT))
+        (grantee,) = scene.grantees.published("main")
+        assert (grantee.declared, grantee.former, grantee.refused) == ({"orders": ORDERS}, {}, Refusal.ACCEPTED)
+
+    async def test_of_what_the_claim_holds_the_latest_is_published(self, scene: GranteeScene) -> None:
+        await scene.reconcile(target(ORDERS, role=self.BEYOND), see({"orders": (self.MORE, ORDERS)}))
+        (grantee,) = scene.grantees.published("main")
+        assert (grantee.declared, grantee.former) == ({"orders": self.MORE}, {"orders": (ORDERS,)})
+
+    async def test_where_claims_hold_none_the_last_accepted_declaration_stays_published(
+        self, scene: GranteeScene
+    ) -> None:
+        server = replace(SERVER, claims="Status")
+        await scene.reconcile(target(ORDERS), see({}), server)
+        await scene.reconcile(target(LAKE, role=self.BEYOND), see({}), server)
+        assert [one.declared for one in scene.grantees.published("main")] == [{"orders": ORDERS}]
+
+    async def test_where_nothing_tells_what_was_accepted_the_present_declaration_is_published(
+        self, scene: GranteeScene
+    ) -> None:
+        server = replace(SERVER, claims="Status")
+        for asked in (LAKE, ORDERS):
+            await scene.reconcile(target(asked, role=self.BEYOND), see({}), server)
+            (grantee,) = scene.grantees.published("main")
+            assert (grantee.declared, grantee.refused) == ({asked.database: asked}, Refusal.UNKNOWN)
+
+    async def test_a_spec_that_postgresql_rejects_is_refused_too(self, scene: GranteeScene) -> None:
+        rejected = Transient(Reason.DATABASE_ERROR, "x")
+        await scene.reconcile(target(ORDERS), see(self.KEPT), SERVER, Plan("app"), failure=rejected)
+        assert [one.refused for one in scene.grantees.published("main")] == [Refusal.ACCEPTED]
+
+    async def test_a_failure_that_passes_refuses_nothing(self, scene: GranteeScene) -> None:
+        failure = Transient(Reason.PROGRESSING, "another transaction was first")
+        await scene.reconcile(target(ORDERS), see(self.KEPT), SERVER, Plan("app"), failure=failure)
+        assert [one.refused for one in scene.grantees.published("main")] == [None]
+
+    async def test_a_correction_that_fails_leaves_the_object_refused(self, scene: GranteeScene) -> None:
+        failure = Transient(Reason.PROGRESSING, "another transaction was first")
+        beyond = target(ORDERS, role=self.BEYOND)
+        await scene.reconcile(beyond, see(self.KEPT), SERVER, Plan("app"), failure=failure)
+        assert [one.refused for one in scene.grantees.published("main")] == [Refusal.ACCEPTED]
+
+    async def test_a_process_that_takes_over_without_kubernetes_publishes_it_as_refused(
+        self, scene: GranteeScene
+    ) -> None:
+        barred = replace(target(ORDERS), policy=replace(POLICY, admitted=False))
+        await scene.reconcile(barred, see(self.KEPT), replace(SERVER, away=True))
+        assert [one.refused for one in scene.grantees.published("main")] == [Refusal.ACCEPTED]
+
+    async def test_it_can_still_be_deleted_with_its_role(self, scene: GranteeScene) -> None:
+        await scene.reconcile(target(ORDERS, role=self.BEYOND), see(self.KEPT))
+        await scene.reconcile(target(ORDERS, role=self.BEYOND, terminating=True, drop=True), see(self.KEPT))
+        (grantee,) = scene.grantees.published("main")
+        assert (grantee.declared, grantee.former, grantee.refused) == ({}, self.KEPT, None)
+
+    @pytest.mark.parametrize("report_only", [False, True])
+    async def test_a_protected_role_is_withdrawn_and_published_again_when_it_is_no_longer(
+        self, scene: GranteeScene, report_only: bool
+    ) -> None:
+        plain = target(ORDERS, report_only=report_only)
+        protected = replace(plain, policy=replace(POLICY, protected=("a*",)))
+        unread = Transient(Reason.DATABASE_ERROR, "x")
+        for seen in (see(self.KEPT), unread):
+            await scene.reconcile(plain, see(self.KEPT))
+            assert len(scene.grantees.published("main")) == 1
+            await scene.reconcile(protected, seen)
+            assert scene.grantees.published("main") == ()
+
+    async def test_a_role_that_was_renamed_to_a_protected_name_is_withdrawn(self, scene: GranteeScene) -> None:
+        protected = replace(target(ORDERS), policy=replace(POLICY, protected=("away",)))
+        await scene.reconcile(target(ORDERS), see(self.KEPT))
+        renamed = ObservedRole(OID, replace(ROLE, name="away"))
+        await scene.reconcile(protected, see(self.KEPT, named=None, claimed=renamed))
+        assert scene.grantees.published("main") == ()
 
 
 async def test_a_suspended_object_stays_published_as_suspended(scene: GranteeScene) -> None:

@@ -286,6 +286,8 @@ class TestTheClaim:
         assert plan.privileges is None
         drifted = see({}, named=ObservedRole(OID, replace(ROLE, bypassrls=True)))
         assert decide(asked, drifted, SERVER, Policy()).privileges is None
+        rejection = Transient(Reason.DATABASE_ERROR, "PostgreSQL rejects it")
+        assert decide(desired(READ), see({}), SERVER, Policy(), rejection).privileges is None
 
     def test_the_claim_does_not_change_while_kubernetes_is_unreachable(self) -> None:
         away = replace(SERVER, away=True)

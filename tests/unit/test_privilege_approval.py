@@ -12,7 +12,7 @@ from pgrole_controller.controller.privileges.privilege_records import RoundRecor
 from pgrole_controller.controller.privileges.role_memory import AppliedState, RoleMemory
 from pgrole_controller.core.approval import Approval, read_approval
 from pgrole_controller.core.privileges.acl_decision import decide_privileges
-from pgrole_controller.core.privileges.grantee import Grantee
+from pgrole_controller.core.privileges.grantee import Grantee, Refusal
 from pgrole_controller.core.privileges.observed_database import ObservedDatabase
 from pgrole_controller.core.server_options import HistoryConfig
 from pgrole_controller.postgres.privileges.database_session import DatabaseSession
@@ -50,6 +50,13 @@ def offered(**values: object) -> Approval:
     offer = consider(reporting(**values)).role.offer
     assert offer is not None
     return read_approval(f"{offer.digest}/x")
+
+
+def test_nothing_is_offered_while_the_object_is_refused() -> None:
+    """What the role misses could not be granted."""
+    one = consider(reporting(refused=Refusal.ACCEPTED))
+    assert [difference.privilege for difference in one.decision.reported] == ["DELETE"]
+    assert one.role.offer is None
 
 
 def test_reported_drift_is_offered_and_an_approval_corrects_it() -> None:

@@ -24,7 +24,7 @@ from pgrole_controller.core.outcome import (
 )
 from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.privileges.granted_privileges import GrantedPrivileges
-from pgrole_controller.core.privileges.grantee import DatabasePrivileges, Grantee, PrivilegePolicy
+from pgrole_controller.core.privileges.grantee import DatabasePrivileges, Grantee, PrivilegePolicy, Refusal
 from pgrole_controller.core.privileges.privilege_policy import find_problems
 from pgrole_controller.core.privileges.privilege_result import DriftAuthor, Evidence, PrivilegeDrift, PrivilegeResult
 from pgrole_controller.core.request import Key
@@ -55,6 +55,14 @@ def merge(privileges: GrantedPrivileges, outcome: Outcome = RECONCILED) -> Outco
 
 
 LAKE, ORDERS = result("lake"), result("orders")
+
+
+def test_status_shows_no_database_as_declared_while_the_object_is_refused() -> None:
+    refused = known(LAKE, result("orders", reported=("x",)), grantee=replace(GRANTEE, refused=Refusal.ACCEPTED))
+    assert [(one["ready"], one["reason"]) for one in refused.describe()] == [
+        (False, "PrivilegePending"),
+        (False, "DriftReported"),
+    ]
 
 
 class TestTheOutcome:

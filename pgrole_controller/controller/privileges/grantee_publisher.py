@@ -1,9 +1,9 @@
 """After a reconcile, publishes the roles whose privileges the databases' workers are to serve, and withdraws others.
 
 A role is published when its object owns it and its claim holds what is declared, so that whatever was granted can be
-revoked, whatever happens to this process. An object that is refused keeps what was published before: drift is still
-repaired, and nothing is added. While Kubernetes cannot be reached, everything stays published as it was; a process that
-takes over then publishes what was applied.
+revoked, whatever happens to this process. Of an object that is refused, what it declared before is published as
+refused: what others grant is still revoked, and nothing is granted. A protected role is withdrawn. While Kubernetes
+cannot be reached, everything stays published as it was; a process that takes over then publishes what was applied.
 
 An existing role that an object may take over is published as an adoptee: the workers only compare it.
 """
@@ -22,9 +22,10 @@ from pgrole_controller.core.deletion import may_revoke
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused
 from pgrole_controller.core.ownership import find_held, find_own_claim
 from pgrole_controller.core.plan import Plan
+from pgrole_controller.core.policy import Policy, protection
 from pgrole_controller.core.privileges.granted_privileges import GrantedPrivileges
-from pgrole_controller.core.privileges.grantee import Grantee
-from pgrole_controller.core.privileges.kept_privileges import KeptPrivileges, grantee_of, held_by
+from pgrole_controller.core.privileges.grantee import Grantee, Refusal
+from pgrole_controller.core.privileges.kept_privileges import KeptPrivileges, former_of, grantee_of, held_by
 from pgrole_controller.core.privileges.privilege_policy import find_problems
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.role import ObservedRole
@@ -190,7 +191,7 @@ def _find_grantee(one: Attempt, before: Grantee | None, server: Server) -> Grant
     if desired is None or not (one.has_privileges or before):
         return None
     if not one.was_read:
-        return before
+        return None if before and _is_protected(before.role_name, before.oid, one.target.policy, server) else before
     role = _find_role(desired, observed, server)
     if role is None:
         return None if server.away else find_adoptee(desired, observed, server, one.target.policy)
@@ -206,10 +207,41 @@ def _find_grantee(one: Attempt, before: Grantee | None, server: Server) -> Grant
         return made if _is_to_be_emptied(one, server) and made.databases else None
     if desired.suspended:
         return replace(before, suspended=True) if before else None
+    names = (desired.role.name, role.role.name)
+    if any(_is_protected(name, role.oid, one.target.policy, server) for name in names):
+        return None
+    if one.is_refused:
+        made = _find_accepted(made, before, kept, server)
+        return made if made.databases else None
     if _may_be_published(one, made, kept, server):
         return made if made.databases else None
     if before is None:
         return None
+    return replace(_with_terms(before, made), refused=Refusal.UNKNOWN if _is_unknown(before) else None)
+
+
+def _is_protected(name: str, oid: int, policy: Policy, server: Server) -> bool:
+    return protection(policy, name, oid, server.own_roles) is not None
+
+
+def _find_accepted(made: Grantee, before: Grantee | None, kept: KeptPrivileges, server: Server) -> Grantee:
+    """Returns what to publish for a refused object: what it last declared while it was accepted. The claim has that,
+    whatever this process knows.
+    """
+    if server.keeps_privileges:
+        declared = {name: some[0] for name, some in kept.items()}
+        return replace(made, declared=declared, former=former_of(declared, kept), refused=Refusal.ACCEPTED)
+    if before is None or _is_unknown(before):
+        return replace(made, refused=Refusal.UNKNOWN)
+    return replace(_with_terms(before, made), refused=Refusal.ACCEPTED)
+
+
+def _is_unknown(before: Grantee) -> bool:
+    return before.refused is Refusal.UNKNOWN
+
+
+def _with_terms(before: Grantee, made: Grantee) -> Grantee:
+    """The same declaration under the present policy and options."""
     return replace(
         before, policy=made.policy, report_only=made.report_only, ignored=made.ignored, approval=made.approval
     )

@@ -31,7 +31,7 @@ def consider_approval(
     is_whole = observed.complete and observed.defaults is not None
     if decision.changes or decision.default_changes:
         return  # what new objects need is granted first
-    if not (grantee.report_only and decision.reported and is_whole and session.stores):
+    if not (grantee.report_only and decision.reported and is_whole and session.stores) or grantee.refused:
         return
     correction = decide_privileges(
         replace(grantee, report_only=False),

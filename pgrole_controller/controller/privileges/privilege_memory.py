@@ -42,7 +42,7 @@ class PrivilegeMemory:
     largest_acl: int = 0
     _roles: dict[Key, RoleMemory] = field(default_factory=dict)
     _kept: tuple[Grantee, ...] = ()
-    _resting: frozenset[Key] = frozenset()  # suspended or ignored: nothing is granted to these
+    _resting: frozenset[Key] = frozenset()  # suspended, ignored or refused: nothing is granted to these
     _reach: tuple[tuple[Grantee, ...], PrivilegeReach] | None = None
     _index: GranteeIndex | None = None
     _weight: int | None = None

@@ -54,7 +54,7 @@ class RoleMemory:
     the last other error, until a complete read ends without one. `told`: what was announced as reported; None: not
     known, as before the first complete read. `last_drifts`: as in PrivilegeResult. `offer`: what can be approved.
 
-    `missed`: objects that were new when the role was granted nothing on them: it was suspended or ignored, or the grant
+    `missed`: objects that were new when the role was granted nothing on them: it rested (Grantee.rests), or the grant
     failed. None: not known, as before the role's first complete read. `settled`: number of the last complete read after
     which the role had what it needs. What this read found may be new to other roles, but not to this one.
 

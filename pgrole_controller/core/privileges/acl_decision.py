@@ -2,7 +2,8 @@
 
 A declared database is exact: undeclared privileges of the role are revoked, whoever granted them. Exceptions are what
 the role owns, objects of extensions, schemas that the declaration does not manage, and kinds that cannot be declared.
-In a database that only a former declaration lists, only what that declaration granted is revoked.
+In a database that only a former declaration lists, only what that declaration granted is revoked. The role of a refused
+object is granted nothing; all else is as if it were accepted.
 """
 
 from collections.abc import Sequence
@@ -27,7 +28,7 @@ from pgrole_controller.core.privileges.awaited_privileges import (
     mark_schema,
 )
 from pgrole_controller.core.privileges.default_acl_decision import DefaultsComparison
-from pgrole_controller.core.privileges.grantee import Grantee
+from pgrole_controller.core.privileges.grantee import Grantee, Refusal
 from pgrole_controller.core.privileges.object_patterns import CompiledPrivileges, compile_privileges
 from pgrole_controller.core.privileges.observed_database import ObservedDatabase
 from pgrole_controller.core.privileges.privilege_difference import DifferenceClassifier, PrivilegeDifference
@@ -99,12 +100,15 @@ def decide_privileges(
     # What the role was granted in a database that is given up is revoked all the same, also under policy Report.
     ignored = grantee.ignored and declared is not None and bool(last.digest)
     current = ignored or last.digest == digest
+    if grantee.refused is Refusal.UNKNOWN and not current:
+        return PrivilegeDecision()
     classifier = DifferenceClassifier(
         current=current,
         report_only=grantee.report_only and declared is not None,
         new_objects=new_objects,
         applied=last,
         ignored=ignored,
+        refused=grantee.refused is not None,
     )
     declaration = None if declared is None else compile_privileges(declared, observed.facts.version)
     pending = PendingNames(database, only=last if ignored else None)
@@ -134,8 +138,21 @@ def decide_privileges(
         reported=tuple(classifier.reported),
         confirmed=is_whole and not former_held,
         current=current,
-        applied=AppliedDeclaration.of(last.digest if ignored else digest, pending).text if is_whole else "",
+        applied=_to_store(grantee, digest, last, pending, current=current, ignored=ignored) if is_whole else "",
     )
+
+
+def _to_store(
+    grantee: Grantee, digest: str, last: AppliedDeclaration, pending: PendingNames, *, current: bool, ignored: bool
+) -> str:
+    """Returns the text to store as applied. `digest`: of what is declared. `last`: what is stored. What the role misses
+    while its object is refused is no drift once that is accepted, not even after a restart.
+    """
+    if grantee.refused is None:
+        return AppliedDeclaration.of(last.digest if ignored else digest, pending).text
+    if not last.digest:
+        return ""
+    return (last.withheld if current and not (ignored or grantee.report_only) else last).text
 
 
 def _find_missing(declaration: CompiledPrivileges, observed: ObservedDatabase, pending: PendingNames) -> None:

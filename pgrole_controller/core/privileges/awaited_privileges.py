@@ -1,4 +1,4 @@
-"""What of a declaration waits to be granted for the first time: policy denies it, or its object does not exist.
+"""What of a declaration waits to be granted: policy denies it, its object does not exist, or the PgRole is refused.
 
 It is kept with the digest that was last applied. So it is granted as a part of the declaration once that is possible:
 it is no drift, is granted under policy Report and while privileges are ignored, and also after a restart.
@@ -26,6 +26,9 @@ MOST_AWAITED = 500
 
 #: Maximum number of differences that a message names before it counts the rest.
 MOST_NAMED = 5
+
+#: The mark of everything: the object was refused since, so that its role was granted nothing.
+WITHHELD = "withheld"
 
 #: How `label_of` begins for a routine, and what to check if one with types of arguments is missing.
 _ROUTINE = "routine "
@@ -60,6 +63,11 @@ class AppliedDeclaration:
     @property
     def text(self) -> str:
         return " ".join((self.digest, *sorted(self.awaited)))
+
+    @property
+    def withheld(self) -> "AppliedDeclaration":
+        """The same, but whatever is missing waits."""
+        return AppliedDeclaration(self.digest, self.awaited | {digest_mark(WITHHELD)})
 
     def awaits(self, *marks: str) -> bool:
         return bool(self.awaited) and any(digest_mark(mark) in self.awaited for mark in marks)

@@ -16,6 +16,7 @@ _MOST_DATABASES = 32
 #: Maximum number of characters of a message about one database. A condition's is longer: others have room, too.
 LONGEST_OF_DATABASE = 1536
 _LONGEST_CHANGE = 512
+_WITHHELD = "while the object is refused, the controller grants nothing here"
 _NAME = 63
 
 
@@ -103,6 +104,8 @@ class GrantedPrivileges:
             return _entry(database, Reason.PROGRESSING, f"privileges that the object declared before {done}")
         if result is None:
             return _entry(database, Reason.PROGRESSING, "the privileges are being applied")
+        if self.grantee is not None and self.grantee.refused:
+            return _entry(database, Reason.PRIVILEGE_PENDING, _WITHHELD)
         return {"database": database, "ready": True, "reason": Reason.RECONCILED.value}
 
 

@@ -98,6 +98,13 @@ class Takeover(StrEnum):
     RETAINED = "Retained"  # the object's own claim on it was released
 
 
+class Refusal(StrEnum):
+    """What is published for an object that is refused."""
+
+    ACCEPTED = "Accepted"  # what it declared before
+    UNKNOWN = "Unknown"  # what it declares now: only a database knows whether that was ever applied
+
+
 @dataclass(frozen=True, slots=True)
 class Grantee:
     """A role that one object owns, as the home database's worker found it, for the workers of the databases.
@@ -107,6 +114,7 @@ class Grantee:
     - `oid`: of the role.
     - `owned`: oids of the roles that this object's namespace, with `namespace_uid`, claims on this server.
     - `report_only`, `ignored`, `suspended`: from the object's spec (`ignored`: drift.ignore lists privileges).
+    - `refused`: the object is refused, so the role is granted nothing.
     - `approval`: of reported drift, by annotation.
     - `adoptee`: the object does not own the role. The workers only compare it, and write nothing about it anywhere.
     """
@@ -123,6 +131,7 @@ class Grantee:
     report_only: bool = False
     ignored: bool = False
     suspended: bool = False
+    refused: Refusal | None = None
     approval: Approval = field(default_factory=Approval)
     adoptee: Takeover | None = None
     namespace_uid: str = ""
@@ -130,8 +139,8 @@ class Grantee:
 
     @property
     def rests(self) -> bool:
-        """Suspended or ignored: the role is granted nothing on new objects."""
-        return self.suspended or self.ignored
+        """Suspended, ignored or refused: the role is granted nothing on new objects."""
+        return self.suspended or self.ignored or self.refused is not None
 
     def with_owned(self, owned: frozenset[int]) -> "Grantee":
         """The same role while its namespace owns others: with a thousand of them, digests would take 0.3 s again."""
@@ -146,9 +155,9 @@ class Grantee:
         return made_by_with_owned or replace(self, owned=other.owned) == other
 
     @property
-    def drift_options(self) -> tuple[bool, bool, bool]:
+    def drift_options(self) -> tuple[bool, bool, bool, Refusal | None]:
         """What decides, besides the digest, whether a result is an answer to the spec."""
-        return self.report_only, self.ignored, self.suspended
+        return self.report_only, self.ignored, self.suspended, self.refused
 
     @property
     def databases(self) -> frozenset[str]:

@@ -184,7 +184,7 @@ def keep_privileges(plan: Plan, desired: Desired, observed: Observed, server: Se
     if not (declared or kept) or not server.keeps_privileges or desired.terminating:
         return plan
     ours = claim is not None and claim.is_held_by(desired.owner)
-    if not (plan.owner or ours) or any(isinstance(one, Refused) for one in plan.pending):
+    if not (plan.owner or ours) or plan.refused or any(isinstance(one, Refused) for one in plan.pending):
         return plan
     oid = claim.role_oid if claim and ours and claim.role_oid == plan.oid else 0
     lost = claim is not None and claim.is_of_lost_role(plan.oid, server.system_identifier)

@@ -9,6 +9,7 @@ from pgrole_controller.core.errors import make_legible
 from pgrole_controller.core.names import spell_name
 from pgrole_controller.core.privileges.acl import DatabaseObject, ObjectId
 from pgrole_controller.core.privileges.awaited_privileges import (
+    WITHHELD,
     AppliedDeclaration,
     mark_column,
     mark_default,
@@ -74,7 +75,7 @@ class DifferenceClassifier:
 
     Before the declaration is applied (`current` False), no difference is drift. Under `report_only` drift is not
     corrected, but privileges on new objects are granted. What waited for its first grant (`applied`) is not drift
-    either. If privileges are left to others (`ignored`), only that is granted.
+    either. If privileges are left to others (`ignored`), only that is granted. If the object is `refused`, nothing is.
     """
 
     def __init__(
@@ -85,12 +86,14 @@ class DifferenceClassifier:
         new_objects: frozenset[ObjectId] | None,
         applied: AppliedDeclaration = AppliedDeclaration(),  # noqa: B008 -- frozen
         ignored: bool = False,
+        refused: bool = False,
     ) -> None:
         self._current = current
         self._left = report_only
         self._new_objects = new_objects
         self._applied = applied
         self._ignored = ignored
+        self._refused = refused
         self.drift: list[PrivilegeDifference] = []
         self.extended: list[PrivilegeDifference] = []
         self.awaited = False  # some of these were
@@ -109,15 +112,17 @@ class DifferenceClassifier:
         `where` is new, or if it was awaited. `literal`: the declaration names the object exactly.
         """
         if not self._current:
-            return True
-        waiting = bool(self._applied.awaited)
-        is_awaited = waiting and self._applied.awaits(*_marks_of(difference, literal=literal))
+            return not self._refused
+        is_awaited = bool(self._applied.awaited) and self._is_awaited(difference, literal=literal)
         if self._ignored and not is_awaited:
             return False
         if not is_awaited and self._new_objects is None and self._left:
             self.reported.append(difference)
             return False
-        if not is_awaited and self._new_objects is not None and self._new_objects.isdisjoint(where):
+        is_drift = not is_awaited and self._new_objects is not None and self._new_objects.isdisjoint(where)
+        if self._refused and not (is_drift and self._left):
+            return False
+        if is_drift:
             self._add_drift(difference)
             return not self._left
         self.extended.append(difference)
@@ -138,6 +143,11 @@ class DifferenceClassifier:
         """Notes a privilege that is held, and that no PgRole can declare: the controller does not revoke it."""
         if not self._ignored:
             self.reported.append(replace(difference, declarable=False))
+
+    def _is_awaited(self, difference: PrivilegeDifference, *, literal: bool) -> bool:
+        # What drift policy leaves as it is waits for nothing.
+        everything = () if self._left or self._ignored else (WITHHELD,)
+        return self._applied.awaits(*everything, *_marks_of(difference, literal=literal))
 
     def _add_drift(self, difference: PrivilegeDifference) -> None:
         self.drift.append(difference)
