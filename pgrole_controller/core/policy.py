@@ -352,7 +352,7 @@ class ServerPolicy:
     def _privileges(self, namespace: str) -> PrivilegePolicy:
         some = self.privileges
         rules = None if some is None else tuple(_rule_within(rule, namespace) for rule in some)
-        return PrivilegePolicy(rules, self.databases, self.but)
+        return PrivilegePolicy(rules, self.databases, self.but, protected=self.protected)
 
     def _admits(self, namespace: str, labels: Mapping[str, str]) -> bool:
         if self.labels:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from pgrole_controller.core.policy import ServerPolicy
 from pgrole_controller.core.privileges.acl import DatabaseObject, ObjectId, ObjectKind
 from pgrole_controller.core.privileges.grantee import Grantee, PrivilegePolicy, PrivilegeRule
 from pgrole_controller.core.privileges.privilege_policy import (
@@ -186,6 +187,17 @@ def test_a_template_must_be_included_by_its_exact_name(databases: tuple[str, ...
         assert "CREATE DATABASE from it fails" in refused.message
         assert "IS_TEMPLATE false" in refused.message
     assert check_database(PrivilegePolicy(databases=("*",), templates=frozenset({"base"})), "orders") is None
+
+
+@pytest.mark.parametrize("rules", [None, (PrivilegeRule(owned_by=("*",)),), (PrivilegeRule(owned_by=("shop_other",)),)])
+@pytest.mark.parametrize("creator", [OWN, OTHER])
+def test_a_protected_role_is_no_creator_whatever_a_rule_names(
+    rules: tuple[PrivilegeRule, ...] | None, creator: int
+) -> None:
+    policy = ServerPolicy(protected=("rds*", NAMES[creator]), privileges=rules).policy("shop", {}).privileges
+    denial = why_not_created_by(replace(GRANTEE, policy=policy), creator, NAMES[creator], FACTS)
+    assert denial is not None
+    assert "protectedRoles matches: remove it from spec" in denial.remedy
 
 
 def test_creators_are_the_namespaces_roles_or_owners_that_a_rule_names() -> None:

@@ -82,13 +82,14 @@ class PrivilegePolicy:
 
     `databases`: patterns of databases that the controller connects to; `but`: exceptions from them. None: to no
     database, since PgServer.spec.databases is absent. `templates`: databases that CREATE DATABASE may copy, which fails
-    while the controller is connected to them; they need their exact names in `databases`.
+    while the controller is connected to them; they need their exact names in `databases`. `protected`: as in Policy.
     """
 
     rules: tuple[PrivilegeRule, ...] | None = None
     databases: tuple[str, ...] | None = None
     but: tuple[str, ...] = ()
     templates: frozenset[str] = frozenset()
+    protected: tuple[str, ...] = ()
 
 
 class Takeover(StrEnum):

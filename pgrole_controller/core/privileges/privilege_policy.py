@@ -151,8 +151,13 @@ def why_not_granted(
 def why_not_created_by(grantee: Grantee, creator: int, creator_name: str, facts: DatabaseFacts) -> Denial | None:
     """Returns why the grantee's object may not declare default privileges of this creator; None if it may.
 
-    They change another role's state, so a rule without `owned_by` does not open them.
+    They change another role's state, so a rule without `owned_by` does not open them, and none opens those of a
+    protected role.
     """
+    what = f'default privileges of creator "{creator_name}"'
+    if matches(creator_name, grantee.policy.protected):
+        remedy = "createdBy must not name a role that PgServer.spec.protectedRoles matches: remove it from spec"
+        return Denial(what, remedy)
     if creator in grantee.owned and creator not in facts.own_roles:
         return None
     for rule in grantee.policy.rules or ():
@@ -160,7 +165,7 @@ def why_not_created_by(grantee: Grantee, creator: int, creator_name: str, facts:
         if named and _is_owner_allowed(rule, creator, creator_name, facts):
             return None
     return Denial(
-        f'default privileges of creator "{creator_name}"',
+        what,
         f"createdBy must name a role of a PgRole in this namespace, or one that ownedBy of a rule of "
         f"PgServer.spec.allow.privileges names: remove it from spec, or {_ASK}",
     )
