@@ -14,7 +14,7 @@ from pgrole_controller.api.meta import NAME_BYTES, UNIQUE, Integer, Model, Objec
 from pgrole_controller.api.privileges import PRIVILEGES_SCHEMA, Privileges
 from pgrole_controller.api.role_attributes import (
     COMMENT_SCHEMA,
-    MOMENT_RULES,
+    MOMENT_SCHEMA,
     PARAMETERS_SCHEMA,
     Comment,
     DatabaseParameters,
@@ -180,7 +180,7 @@ class PgRoleSpec(Model):
             "Time at which the role's password expires (RFC 3339, years 1 to 9999). If omitted, the password never "
             "expires."
         ),
-        json_schema_extra=MOMENT_RULES,
+        json_schema_extra=MOMENT_SCHEMA,
     )
     comment: Comment | None = Field(
         default=None,

@@ -22,6 +22,8 @@ _RFC_3339 = re.compile(
 _FAR_OFFSET = re.compile(r"(.+)([+-])(?:(24):([0-5][0-9]|60)|([01][0-9]|2[0-3]):(60))")
 _COMMENT_NUL = "spec.comment must not contain NUL (U+0000), which PostgreSQL cannot store: remove it"
 _COMMENT_SIZE = f"spec.comment must have at most {_COMMENT_LENGTH} characters: shorten it"
+_MOMENT_LENGTH = 64
+_VALID_UNTIL_SIZE = f"spec.validUntil must have at most {_MOMENT_LENGTH} characters: shorten it"
 _VALID_UNTIL = "spec.validUntil must be an RFC 3339 date-time with a time zone, in the years 1 to 9999"
 
 _PARAMETER_NAMES = (
@@ -53,12 +55,15 @@ COMMENT_SCHEMA: dict[str, Any] = {
     "maxLength": _COMMENT_LENGTH,
     **rules(rule(r"!self.contains('\u0000')", _COMMENT_NUL)),
 }
-MOMENT_RULES = rules(
-    rule(
-        "self >= timestamp('0001-01-01T00:00:00Z') && self <= timestamp('9999-12-31T23:59:59.999999999Z')",
-        _VALID_UNTIL,
-    )
-)
+MOMENT_SCHEMA: dict[str, Any] = {
+    "maxLength": _MOMENT_LENGTH,
+    **rules(
+        rule(
+            "self >= timestamp('0001-01-01T00:00:00Z') && self <= timestamp('9999-12-31T23:59:59.999999999Z')",
+            _VALID_UNTIL,
+        )
+    ),
+}
 
 _GROUP_SIZE = "spec.memberOf: role must have 1 to 63 bytes (UTF-8), like every name in PostgreSQL"
 _GROUP_NUL = "spec.memberOf: role must not contain NUL (U+0000): remove it"
@@ -78,6 +83,8 @@ def _read_moment(value: object, read: Callable[[object], datetime]) -> datetime:
     """
     if not isinstance(value, datetime) and not (isinstance(value, str) and _RFC_3339.fullmatch(value)):
         raise PydanticCustomError("moment", _VALID_UNTIL)
+    if isinstance(value, str) and len(value) > _MOMENT_LENGTH:
+        raise PydanticCustomError("moment", _VALID_UNTIL_SIZE)
     far = _FAR_OFFSET.fullmatch(value) if isinstance(value, str) else None
     try:
         if far is None:

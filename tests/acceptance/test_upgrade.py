@@ -25,7 +25,8 @@ PRESENT = None
 #: A field that neither release knows.
 LATER = "ofALaterRelease"
 #: Two spellings of one parameter, of which one was never applied, names that are too long for a database or have NUL,
-#: and keys that are too long for a label. Other fields of such objects can still be changed.
+#: keys that are too long for a label, and a time with more than 43 decimals. Other fields of such objects can still be
+#: changed.
 REFUSED_SINCE = {
     ".spec.databaseParameters.items.database: x-kubernetes-validations",
     ".spec.connection.database: x-kubernetes-validations",
@@ -34,6 +35,7 @@ REFUSED_SINCE = {
     ".spec.connectionSecret.template.metadata.labels: x-kubernetes-validations",
     ".spec.connectionSecret.template.metadata.annotations: x-kubernetes-validations",
     ".spec.allow.namespaces.matchLabels: x-kubernetes-validations",
+    ".spec.validUntil: maxLength",
 }
 #: Patterns that match whatever they did before, and more.
 WIDENED_SINCE = {".spec.connection.hosts.items: pattern"}
@@ -247,7 +249,8 @@ async def test_objects_that_no_longer_could_be_created_can_be_changed_and_their_
     kube = team_objects.kube
     odd = {"k" * 400: "x", "a b": "x"}
     metadata = {"labels": odd, "annotations": odd}
-    await kube.apply("odd", connectionSecret={"name": "odd", "template": {"metadata": metadata}})
+    long = f"2027-01-01T00:00:00.{'0' * 60}Z"
+    await kube.apply("odd", connectionSecret={"name": "odd", "template": {"metadata": metadata}}, validUntil=long)
     connection = {"hosts": ["db.example"], "credentialsSecretRef": {"name": "admin"}}
     server = {"apiVersion": "pgrole.dev/v1alpha1", "kind": "PgServer", "metadata": {"name": "odd"}}
     spec = {"connection": connection, "allow": {"namespaces": {"matchLabels": odd}}}

@@ -185,6 +185,13 @@ def test_valid_until_that_the_api_server_rejects_is_rejected(moment: str) -> Non
         build(valid_until=moment)
 
 
+def test_valid_until_of_more_than_64_characters_is_rejected() -> None:
+    moment = f"2027-01-01T00:00:00.{'0' * 43}Z"
+    assert build(valid_until=moment).spec.valid_until == datetime(2027, 1, 1, tzinfo=UTC)
+    with pytest.raises(ValidationError, match=r"spec\.validUntil must have at most 64 characters"):
+        build(valid_until=moment.replace("Z", "0Z"))
+
+
 @pytest.mark.parametrize(
     ("offset", "utc"),
     [("+24:00", "00:00"), ("-24:60", "01:00"), ("+00:60", "23:00"), ("-23:59", "23:59"), ("Z", "00:00")],
