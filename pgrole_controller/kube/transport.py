@@ -85,9 +85,12 @@ class Reachability:
         self._back = Signal()
 
     def note_answer(self, status: int) -> None:
-        """Records an answer, unless it comes from an overloaded server, from a proxy without one, or, after an outage,
-        from a server that starts: it refuses everyone until it has read its RBAC rules.
+        """Records an answer, unless it comes from an overloaded server or, after an outage, from a server that starts:
+        it refuses everyone until it has read its RBAC rules. One of 500 or more is a failure: a proxy gives it in place
+        of a server that is away.
         """
+        if status >= 500:
+            self.note_failure()
         if status == 429 or status >= 500 or (self._away and status in (401, 403)):
             return
         self._answered_at = self._clock()

@@ -90,6 +90,15 @@ async def test_a_failure_while_other_requests_are_answered_is_not_an_outage() ->
         assert not await is_back(reachability, 200)
 
 
+async def test_an_outage_behind_a_proxy_ends_with_the_first_answer_of_the_api_server() -> None:
+    clock = [0.0]
+    reachability = of(clock)
+    for clock[0] in (SILENT_SECONDS, 2 * SILENT_SECONDS):
+        reachability.note_answer(503)
+    assert await is_back(reachability, 502, 200)
+    assert not await is_back(reachability, 503, 200)
+
+
 @pytest.mark.parametrize("status", [401, 403, 429, 500, 503])
 async def test_a_server_that_is_overloaded_or_starts_does_not_end_an_outage(status: int) -> None:
     clock = [0.0]
