@@ -82,7 +82,6 @@ class ViewedConnection(Reachability):
     def note_answer(self, status: int) -> None:
         super().note_answer(status)
         if status >= 500:
-            self.note_failure()
             return
         accepted = status != 401
         if accepted:
@@ -355,4 +354,5 @@ class Viewer:
         for store in self._stores:
             store.replace([])
         self._roles, self._servers, self._scope = [], None, None
+        self._room = ViewerRoom()  # a watch that is about to end may still fill its store
         self._known.clear()

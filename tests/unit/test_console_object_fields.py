@@ -3,7 +3,7 @@
 import json
 import secrets
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -15,6 +15,7 @@ from pgrole_controller.console.role_summary import summarize
 from pgrole_controller.console.role_view import view_role
 from pgrole_controller.console.snapshot import FetchedObject, PageQuestion, Snapshot
 from pgrole_controller.console.viewed_objects import SharedObjects, ViewedStore, ViewerRoom
+from pgrole_controller.console.viewer import Connect, Viewer
 from pgrole_controller.core.request import Key
 from tests.browser.snapshots import make_role, make_server
 
@@ -86,6 +87,16 @@ def test_a_viewer_with_many_long_objects_stays_within_its_limit(monkeypatch: pyt
     for one in listed:
         store.remove(one.key, one.uid)
     assert room.used == 0
+
+
+async def test_a_watch_that_ends_late_takes_no_room_from_its_viewer() -> None:
+    """It fills the store that it was given before the viewer's login was renewed."""
+    viewer = Viewer("ann", cast("Connect", None), (), SharedObjects())
+    late = viewer._store()
+    viewer._forget()
+    late.share(late.pack(make_object(1, 20_000), "v1", "PgRole"))
+    assert late.seen()
+    assert viewer._room.used == 0
 
 
 def test_all_viewers_together_stay_within_the_process_limit(monkeypatch: pytest.MonkeyPatch) -> None:
