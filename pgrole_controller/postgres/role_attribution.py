@@ -106,8 +106,9 @@ class JsonLog:
             return len(part)
         begin = part.find(b"\n") + 1 if self._in_line else 0
         if end > 0:
-            self._offset, self._in_line = self._offset + end, False
-            self.commands.extend(await anyio.to_thread.run_sync(_parse, part[begin:end], self._zone))
+            commands = await anyio.to_thread.run_sync(_parse, part[begin:end], self._zone)
+            self._offset, self._in_line = self._offset + end, False  # not before: this may be cancelled
+            self.commands.extend(commands)
         return len(part)
 
 

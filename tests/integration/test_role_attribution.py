@@ -23,6 +23,7 @@ from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres import role_attribution
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.role_attribution import JsonLog, RoleAttribution, read_role_xmins
+from pgrole_controller.postgres.rows import Row
 from tests.servers import Servers
 
 LIBRARY = Path(os.environ.get("PGAUDIT_LIBRARY", "/usr/lib/postgresql/15/lib/pgaudit.so"))
@@ -225,6 +226,30 @@ class TestStandIn:
         with (await log_file(server, reading)).open("ab") as file:
             file.write(audit_line("DROP ROLE x", "in the next file", 6))
         assert await read() == ["at the end", "in the next file"]
+
+    @needs_jsonlog
+    async def test_a_read_of_the_log_that_is_interrupted_loses_no_line(
+        self, server: PostgresServer, reading: Connection, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        path, log = await log_file(server, reading), JsonLog()
+        assert await log.read_new(reading)
+        log.commands.clear()
+        with path.open("ab") as file:
+            file.write(audit_line("DROP ROLE x", "author", 1))
+        ask = role_attribution._ask
+
+        async def read_at_last(connection: Connection, statement: str, name: str, *arguments: object) -> list[Row]:
+            rows = await ask(connection, statement, name, *arguments)
+            if name == "log_part":
+                scope.cancel()
+            return rows
+
+        with anyio.CancelScope() as scope, monkeypatch.context() as patch:
+            patch.setattr(role_attribution, "_ask", read_at_last)
+            await log.read_new(reading)
+        assert scope.cancelled_caught
+        assert await log.read_new(reading)
+        assert "author" in {one.login for one in log.commands}
 
     @needs_jsonlog
     async def test_of_a_log_that_was_rotated_the_newest_part_is_read(
