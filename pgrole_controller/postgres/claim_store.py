@@ -22,13 +22,11 @@ from pgrole_controller.core.request import Key
 from pgrole_controller.core.scram import Verifier
 from pgrole_controller.core.state import Observed
 from pgrole_controller.postgres.capabilities import Identity
-from pgrole_controller.postgres.connection import Connection
+from pgrole_controller.postgres.connection import Connection, roll_back
 from pgrole_controller.postgres.errors import translate_errors
 
 #: Time limit of one transaction in seconds, lock waits included. It is not interrupted, so stopping may take that long.
 TRANSACTION_SECONDS = 4.0
-#: The same for the ROLLBACK of one that had no answer in time.
-_ROLLBACK_SECONDS = 1.0
 
 #: How a transaction that changes something begins. How long it waits for the lock on changes: transactions of other
 #: controllers may take long.
@@ -148,15 +146,6 @@ async def limited_transaction(connection: Connection) -> AsyncIterator[None]:
             with anyio.fail_after(TRANSACTION_SECONDS, shield=True):
                 yield
         except TimeoutError as error:
-            await _roll_back(connection)
+            if connection.is_in_transaction():
+                await roll_back(connection)
             raise Transient(Reason.SERVER_NOT_READY, _UNANSWERED) from error
-
-
-async def _roll_back(connection: Connection) -> None:
-    """Ends the open transaction, if there is one, or else the connection."""
-    if connection.is_closed() or not connection.is_in_transaction():
-        return
-    with anyio.move_on_after(_ROLLBACK_SECONDS, shield=True) as limit:
-        await connection.execute("ROLLBACK")
-    if limit.cancelled_caught:
-        connection.terminate()

@@ -42,6 +42,8 @@ CONNECT_SECONDS = 5.0
 COMMAND_SECONDS = 30.0
 CLOSE_SECONDS = 0.4
 _PATIENCE_SECONDS = 1.0
+#: Of a ROLLBACK: the server may not answer.
+_ROLLBACK_SECONDS = 1.0
 
 #: Optional settings that servers accepted, by hash of address and user.
 _ACCEPTED: dict[int, frozenset[str]] = {}
@@ -339,6 +341,16 @@ async def await_end(connections: Sequence[Connection]) -> NoReturn:
     raise Transient(Reason.SERVER_NOT_READY, f"a connection to PostgreSQL ended{text}") from (
         reason or ConnectionResetError()
     )
+
+
+async def roll_back(connection: Connection) -> None:
+    """Ends the open transaction, if there is one. Ends the connection if the server does not answer."""
+    if connection.is_closed():
+        return
+    with anyio.move_on_after(_ROLLBACK_SECONDS, shield=True) as limit:
+        await connection.execute("ROLLBACK")
+    if limit.cancelled_caught:
+        connection.terminate()
 
 
 def _spell(host: str, port: int) -> str:

@@ -363,7 +363,7 @@ async def _watch_schema(detector: Detector, seconds: float, session: anyio.Cance
     while True:
         await anyio.sleep(seconds)
         async with detector.lock:
-            with anyio.move_on_after(GUARDED_SECONDS, shield=True):
+            with translate_errors(), anyio.fail_after(GUARDED_SECONDS, shield=True):
                 if not await is_current(detector.connection):
                     break
     log.warning("parts of schema pgrole are missing, or were added")
@@ -380,7 +380,7 @@ async def _await_upgrade(detector: Detector, state: SchemaState, seconds: float,
             session.cancel()
             return
         async with detector.lock:
-            with anyio.fail_after(GUARDED_SECONDS, shield=True):
+            with translate_errors(), anyio.fail_after(GUARDED_SECONDS, shield=True):
                 access = await read_access(detector.connection)
                 if (access["owns"] or access["uses"]) and await is_current(detector.connection):
                     break

@@ -20,7 +20,7 @@ import asyncpg
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.backend_memory import forgetting
-from pgrole_controller.postgres.connection import Connection
+from pgrole_controller.postgres.connection import Connection, roll_back
 from pgrole_controller.postgres.errors import is_timed_out, translate_errors
 from pgrole_controller.postgres.rows import fetch_row
 
@@ -56,9 +56,7 @@ async def trusting(connection: Connection, *, guarded: bool) -> AsyncIterator[No
             yield
             await connection.execute("COMMIT")
         except BaseException:
-            if not connection.is_closed():
-                with anyio.move_on_after(GUARDED_SECONDS, shield=True):
-                    await connection.execute("ROLLBACK")
+            await roll_back(connection)
             raise
 
 

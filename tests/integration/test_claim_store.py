@@ -19,6 +19,7 @@ from pgrole_controller.core.role import Role
 from pgrole_controller.core.state import Observed
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres import claim_store
+from pgrole_controller.postgres import connection as postgres_connection
 from pgrole_controller.postgres.apply import Dialect, apply_plans
 from pgrole_controller.postgres.capabilities import identify
 from pgrole_controller.postgres.claim_store import ClaimStore, HomeConnection
@@ -397,7 +398,7 @@ async def test_a_connection_without_an_answer_to_rollback_is_closed(
     scene: ClaimScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(claim_store, "TRANSACTION_SECONDS", 0.1)
-    monkeypatch.setattr(claim_store, "_ROLLBACK_SECONDS", 0.0)
+    monkeypatch.setattr(postgres_connection, "_ROLLBACK_SECONDS", 0.0)
 
     async def begin() -> None:
         async with claim_store.limited_transaction(scene.home.connection):

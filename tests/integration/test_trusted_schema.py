@@ -1,16 +1,26 @@
 """postgres/trusted_schema: nothing in schema pgrole runs until the schema is verified, however often it was before."""
 
-from collections.abc import AsyncIterator
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from functools import partial
 
+import anyio
 import asyncpg
 import pytest
 import pytest_asyncio
 
-from pgrole_controller.core.errors import Transient
-from pgrole_controller.postgres import queries
+from pgrole_controller.core.errors import PgRoleError, Transient
+from pgrole_controller.core.server_options import Mode
+from pgrole_controller.postgres import connection as postgres_connection
+from pgrole_controller.postgres import queries, session, trusted_schema
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
-from pgrole_controller.postgres.schema import install
+from pgrole_controller.postgres.detection import Detector
+from pgrole_controller.postgres.schema import SchemaState, install
 from pgrole_controller.postgres.trusted_schema import guard_of, trusting
+from tests.servers import Servers
+
+DEADLINE = 60.0
 
 INTRUSIONS = {
     "ALTER SCHEMA pgrole OWNER TO {tenant}": "schema pgrole is not trusted",
@@ -111,3 +121,36 @@ async def test_a_session_that_acts_as_another_role_is_refused(connection: Connec
     with pytest.raises(Transient, match="is not trusted"):
         await enter(connection)
     await connection.execute("RESET ROLE")
+
+
+@pytest.fixture
+def frozen(servers: Servers, connection: Connection) -> Iterator[Connection]:
+    """The server's process for this connection is frozen."""
+    if servers.docker:
+        pytest.skip("this test freezes a PostgreSQL process on this machine")
+    process = connection.get_server_pid()
+    os.kill(process, signal.SIGSTOP)
+    yield connection
+    os.kill(process, signal.SIGCONT)
+
+
+async def test_a_connection_to_a_frozen_server_is_ended_soon_after_a_read_had_no_answer(
+    frozen: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until then neither its session could end nor the process."""
+    monkeypatch.setattr(trusted_schema, "GUARDED_SECONDS", 0.1)
+    monkeypatch.setattr(postgres_connection, "_ROLLBACK_SECONDS", 0.1)
+    with pytest.raises(PgRoleError):
+        await enter(frozen)
+    assert frozen.is_closed()
+
+
+@pytest.mark.parametrize("check", [session._watch_schema, partial(session._await_upgrade, state=SchemaState.OLDER)])
+async def test_a_check_of_the_schema_without_an_answer_ends_the_session(
+    frozen: Connection, monkeypatch: pytest.MonkeyPatch, check: Callable[..., Awaitable[None]]
+) -> None:
+    """The check may have left the connection in a transaction, in which it gets no notifications."""
+    monkeypatch.setattr(session, "GUARDED_SECONDS", 0.1)
+    detector = Detector(Mode.POLL, (frozen,))
+    with pytest.raises(PgRoleError), anyio.fail_after(DEADLINE):
+        await check(detector, seconds=0.0, session=anyio.CancelScope())
