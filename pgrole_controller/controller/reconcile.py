@@ -155,7 +155,8 @@ async def _reconcile_contained(targets: Sequence[Target], batch: _Batch) -> list
 async def _reconcile_batch(targets: Sequence[Target], batch: _Batch) -> list[Result]:
     """Reads, applies and reads again, until nothing is left that can be done now."""
     server, session, memory = batch.server, batch.session, batch.memory
-    attempts = [Attempt(target, batch.objects.contests) for target in targets]
+    exposes_all = batch.declared.attribution.exposes_all
+    attempts = [Attempt(target, batch.objects.contests, exposes_all=exposes_all) for target in targets]
     unfinished = attempts
     for _ in range(ROUNDS):
         server = replace(server, away=session.enforcing)

@@ -106,9 +106,11 @@ def current_moment() -> Moment:
 class Attempt:
     """One object within a reconcile: what was last read and decided, and what was done so far."""
 
-    def __init__(self, target: Target, contests: Contests) -> None:
+    def __init__(self, target: Target, contests: Contests, *, exposes_all: bool = False) -> None:
+        """`exposes_all`: whether the message of a contest may show everything about who causes it."""
         self.target = target
         self._contests = contests
+        self._exposes_all = exposes_all
         self.decision: Plan | PgRoleError = Plan(role_name="")
         self.observed = Observed()
         self.was_read = False  # the observed state could be read
@@ -371,7 +373,7 @@ class Attempt:
         if self._privileges is not None and self.target.desired is not None:
             expected = {*(self.target.desired.privileges or ()), *(self.claim.privileges if self.claim else ())}
             outcome = add_privileges(outcome, self._privileges, sorted(expected))
-        contest = self._contests.describe(self._uid)
+        contest = self._contests.describe(self._uid, exposes_all=self._exposes_all)
         return of_contest(contest, outcome) if contest and not (last.writes or last.reported) else outcome
 
 

@@ -58,9 +58,12 @@ class Suspect:
     application: str = ""
     address: str = ""  # empty: over a local socket
 
-    def __str__(self) -> str:
+    def describe(self, *, exposes_all: bool) -> str:
+        user = f"user {_quote(self.user)}"
+        if not exposes_all:
+            return user
         place = f"from {_quote(self.address)}" if self.address else "over a local socket"
-        return f"user {_quote(self.user)}, application {_quote(self.application)}, {place}"
+        return f"{user}, application {_quote(self.application)}, {place}"
 
 
 def _quote(text: str) -> str:
@@ -240,15 +243,18 @@ class Contests:
             named = tuple(dict.fromkeys((*contest.suspects, *suspects)))[:MOST_SUSPECTS]
             self._put(uid, replace(contest, suspects=named, searched_at=now.seconds))
 
-    def describe(self, uid: str) -> str | None:
-        """The message for the object; None when no field is contested. It changes only when something happens."""
+    def describe(self, uid: str, *, exposes_all: bool) -> str | None:
+        """The message for the object; None when no field is contested. It changes only when something happens.
+
+        `exposes_all`: include the suspects' application and address.
+        """
         contest = self._contests.get(uid)
         if contest is None or not contest.contested:
             return None
         told = "; ".join(describe_field(name, field_contest) for name, field_contest in contest.contested.items())
         if not contest.suspects:
             return told
-        who = " and ".join(str(suspect) for suspect in contest.suspects)
+        who = " and ".join(dict.fromkeys(one.describe(exposes_all=exposes_all) for one in contest.suspects))
         return f"{told}. Last seen running a statement about this role: {who}"
 
     def _find(self, uid: str, generation: int, now: Moment) -> Contest:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -14,12 +15,28 @@ import asyncpg
 import pytest
 
 from pgrole_controller.core.contest import FIRST_DELAY, LIMIT, WINDOW
+from pgrole_controller.local.apiserver import ApiServer
 from pgrole_controller.local.postgres import PostgresServer
-from tests.acceptance.world import PATIENCE, Controller, Database, Json, Kube, Stage, condition, is_ready, running, says
+from tests.acceptance.servers import pgservers
+from tests.acceptance.world import (
+    PATIENCE,
+    Controller,
+    Database,
+    Json,
+    Kube,
+    Stage,
+    condition,
+    is_ready,
+    make_kube,
+    remove,
+    running,
+    says,
+)
 
 pytestmark = pytest.mark.slow
 
 FIGHTER = "fighter's tool"
+NAMED = 'Last seen running a statement about this role: user "postgres"'
 HELD = "the controller corrects it again if it differs"
 
 
@@ -108,11 +125,11 @@ async def test_contested_repairs_slow_down_name_the_other_side_and_end_by_themse
     await kube.wait_ready("other")
     statement = f"ALTER ROLE {role} CONNECTION LIMIT 99"
     async with fighting(shared_dsn, statement, stands(role, "rolconnlimit = 99")) as fight:
-        obj = await kube.wait_for("app", contested("connectionLimit", 5, FIGHTER), "contested")
+        obj = await kube.wait_for("app", contested("connectionLimit", 5, NAMED), "contested")
         ready = condition(obj, "Ready")
         assert ready["status"] == "False"
         assert condition(obj, "Reconciling")["status"] == "True"
-        assert 'user "postgres"' in ready["message"]
+        assert FIGHTER not in ready["message"], "attribution.expose is Minimal"
         assert statement not in ready["message"]
         await kube.wait_event("Contested", about="app")
         obj = await kube.wait_for("app", contested("connectionLimit", 8), "the third slow repair")
@@ -132,6 +149,28 @@ async def test_contested_repairs_slow_down_name_the_other_side_and_end_by_themse
     assert condition(obj, "Ready")["reason"] == "Reconciled"
     assert condition(obj, "Reconciling") == {}
     assert is_ready(await kube.get("other") or {})
+
+
+async def test_application_and_address_are_shown_only_where_the_pgserver_exposes_them(
+    api_server: ApiServer, postgres_server: PostgresServer, tmp_path: Path, role: str
+) -> None:
+    kube, dsn = await make_kube(api_server), postgres_server.dsn()
+    controller = Controller(api_server, "", tmp_path, "--namespace", kube.namespace)
+    async with pgservers(api_server) as declared, running(controller, connected=False):
+        await declared.apply("main", postgres_server, attribution={"expose": "Full"})
+        await kube.apply("app", name=role, connectionLimit=7, serverRef={"name": "main"})
+        await kube.wait_ready("app")
+        async with fighting(dsn, f"ALTER ROLE {role} CONNECTION LIMIT 99", stands(role, "rolconnlimit = 99")):
+            shown = (NAMED, FIGHTER, "127.0.0.1")
+            await kube.wait_for("app", contested("connectionLimit", 5, *shown), "everything is shown")
+            await declared.apply("main", postgres_server, attribution={"expose": "Minimal"})
+
+            def is_hidden(obj: Json) -> bool:
+                return contested("connectionLimit", 5, NAMED)(obj) and FIGHTER not in condition(obj, "Ready")["message"]
+
+            obj = await kube.wait_for("app", is_hidden, "only the user is shown")
+            assert "127.0.0.1" not in condition(obj, "Ready")["message"]
+    await remove(kube)
 
 
 #: Field, spec, statement of the other side, and the query that shows whether its effect persists.
@@ -173,7 +212,7 @@ async def test_membership_parameters_password_and_comment_can_be_contested(
         await kube.apply(obj_name, name=name, **spec)
         await kube.wait_ready(obj_name)
         async with fighting(shared_dsn, statement.format(name), standing.format(name)) as fight:
-            await kube.wait_for(obj_name, contested(field, 5, FIGHTER), field)
+            await kube.wait_for(obj_name, contested(field, 5, NAMED), field)
             obj = await kube.wait_for(obj_name, contested(field, 6), field)
             assert fight.is_slow(), field
         assert "of somebody" not in condition(obj, "Ready")["message"]
@@ -211,7 +250,7 @@ async def test_a_changed_secret_is_applied_immediately_despite_a_contested_passw
     md5 = "md5" + "a" * 32
     standing = f"SELECT rolpassword = '{md5}' FROM pg_authid WHERE rolname = '{role}'"
     async with fighting(shared_dsn, f"ALTER ROLE {role} PASSWORD '{md5}'", standing) as fight:
-        await kube.wait_for("app", contested("password", 5, FIGHTER), "fifth")
+        await kube.wait_for("app", contested("password", 5, NAMED), "fifth")
         obj = await kube.wait_for("app", contested("password", 8), "eighth")
         assert md5 not in condition(obj, "Ready")["message"]
         assert fight.is_slow()
@@ -269,7 +308,7 @@ async def test_a_role_that_is_dropped_repeatedly_is_contested(kube: Kube, shared
     await kube.wait_ready("app")
     gone = f"SELECT to_regrole('{role}') IS NULL"
     async with fighting(shared_dsn, f"DROP ROLE {role}", gone) as fight:
-        await kube.wait_for("app", contested("role", 6, FIGHTER), "contested")
+        await kube.wait_for("app", contested("role", 6, NAMED), "contested")
         assert fight.is_slow()
 
 
@@ -280,12 +319,12 @@ async def test_after_a_restart_repairs_of_a_contested_field_slow_down_again(stag
         async with running(stage.controller()):
             await stage.kube.wait_ready("app")
             async with fighting(stage.postgres.dsn(), statement, standing) as fight:
-                before = await stage.kube.wait_for("app", contested("connectionLimit", 5, FIGHTER), "contested")
+                before = await stage.kube.wait_for("app", contested("connectionLimit", 5, NAMED), "contested")
                 assert fight.is_slow()
         said = condition(before, "Ready")["message"]
 
         def is_said_anew(obj: Json) -> bool:
-            return contested("connectionLimit", 5, FIGHTER)(obj) and condition(obj, "Ready")["message"] != said
+            return contested("connectionLimit", 5, NAMED)(obj) and condition(obj, "Ready")["message"] != said
 
         async with fighting(stage.postgres.dsn(), statement, standing) as fight, running(stage.controller()):
             await stage.kube.wait_for("app", is_said_anew, "contested again")

@@ -110,8 +110,8 @@ class Ring:
 
     @property
     def told(self) -> str:
-        """Empty when nothing is contested."""
-        return self.contests.describe("uid") or ""
+        """With everything that may be exposed; empty when nothing is contested."""
+        return self.contests.describe("uid", exposes_all=True) or ""
 
 
 @pytest.fixture
@@ -358,6 +358,14 @@ class TestSuspects:
         assert 'user "eve??[2J?"' in told
         assert '"10.0.0.7"' in told
 
+    def test_application_and_address_are_shown_only_where_everything_is_exposed(self, ring: Ring) -> None:
+        ring.field_contest("comment")
+        suspects = [Suspect("eve", "her tool", "10.0.0.7"), Suspect("eve", "psql"), Suspect("mallory", "psql")]
+        ring.contests.name_suspects("uid", suspects, at(LIMIT))
+        assert 'user "eve", application "her tool", from "10.0.0.7" and user "eve", application "psql"' in ring.told
+        said = ring.contests.describe("uid", exposes_all=False) or ""
+        assert said.endswith('a statement about this role: user "eve" and user "mallory"')
+
     def test_suspects_stay_named_and_are_at_most_three(self, ring: Ring) -> None:
         ring.field_contest("comment")
         for number in range(9):
@@ -420,3 +428,19 @@ async def test_the_message_of_a_contest_names_privileges_that_are_not_as_declare
     assert outcome is not None
     assert outcome.reason is Reason.CONTESTED
     assert outcome.message.endswith(f". Apart from that: {waiting.message}")
+
+
+@pytest.mark.parametrize("exposes_all", [False, True])
+async def test_the_message_of_a_contest_shows_the_address_only_where_everything_is_exposed(exposes_all: bool) -> None:
+    contests = Contests()
+    for _ in range(LIMIT):
+        contests.repaired("", 0, ("comment",), current_moment())
+    target = Target(Key("shop", "app"), None, Desired(ME, Role("app")))
+    attempt = Attempt(target, contests, exposes_all=exposes_all)
+    server = Server(SERVER, frozenset(), "cluster", Address("db", 1, "d", "require"))
+    attempt.observe(Observed(), drift("comment"), server)
+    attempt.name_suspects([Suspect("eve", "her tool", "10.0.0.7")], current_moment())
+    outcome = attempt.conclude().outcome
+    assert outcome is not None
+    assert 'user "eve"' in outcome.message
+    assert ("her tool" in outcome.message) is ("10.0.0.7" in outcome.message) is exposes_all
