@@ -54,17 +54,21 @@ def read_lines(lines: Iterable[bytes], zone: int = 0) -> Iterator[RoleCommand]:
     `zone`: the log's, in seconds east of UTC, for times whose zone is an abbreviation.
     """
     for line in lines:
-        if (b"AUDIT: " in line and b",ROLE," in line) or _MAY_BE_STATEMENT.search(line):
+        if (b"AUDIT: " in line and b",ROLE," in line) or _may_be_statement(line):
             command = _read_line(line, zone)
             if command is not None:
                 yield command
 
 
-_MAY_BE_STATEMENT = re.compile(
-    rb'"message":"(?:statement|execute [^:"]{0,100}): .*?(?:role|user|group|grant|revoke)', re.IGNORECASE
-)
+_SAID = re.compile(rb'"message":"(?:statement|execute [^:"]{0,100}): ')
+_WORD_OF_ROLE_DDL = re.compile(rb"role|user|group|grant|revoke", re.IGNORECASE)
 _ROLE_DDL = re.compile(r"\b(?:(?:alter|create|drop|comment\s+on)\s+(?:role|user|group)|grant|revoke)\b", re.IGNORECASE)
 _STATEMENT = re.compile(r"(?:statement|execute [^:]{0,100}): ")
+
+
+def _may_be_statement(line: bytes) -> bool:
+    said = _SAID.search(line)
+    return said is not None and _WORD_OF_ROLE_DDL.search(line, said.end()) is not None
 
 
 def _read_line(line: bytes, zone: int) -> RoleCommand | None:

@@ -16,7 +16,8 @@ DEEPEST = 64
 #: Bytes of a text that is searched for nested brackets, which takes a second for 16 MiB.
 LONGEST_SEARCHED = 16 * 2**20
 
-_TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*+"|[\[{\]}]', re.DOTALL)
+#: A string that does not end reaches to the end, rather than being read again from each quote in it.
+_TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)|[\[{\]}]', re.DOTALL)
 
 
 def mapping(value: object) -> dict[str, Any]:

@@ -58,9 +58,10 @@ _DEFAULT_TYPES: Mapping[str, tuple[str, tuple[str, ...]]] = {
 }
 
 #: Types as format_type spells them: words, quoted names, arrays, and no other SQL.
-_QUOTED = r'"(?:[^"\x00]|"")+"'
+_QUOTED = r'"(?!"(?!"))[^"\x00]*+(?:""[^"\x00]*+)*+"'
 _QUOTED_OR_COMMA = re.compile(rf"{_QUOTED}|, ")
-_TYPES = re.compile(rf"(?:{_QUOTED}|[A-Za-z0-9_ ,.\[\]])*")
+_UNQUOTED = r"[A-Za-z0-9_ ,.\[\]]*+"
+_TYPES = re.compile(rf"{_UNQUOTED}(?:{_QUOTED}{_UNQUOTED})*+")
 
 
 @dataclass(frozen=True, slots=True)
