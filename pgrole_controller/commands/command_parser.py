@@ -41,9 +41,9 @@ def _add_plan(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         "show what applying PgRole files would change",
         "Compares the PgRoles in FILEs with the live database and prints what the controller would do: the changes of "
         "each object and their SQL, or the rule that refuses it. Writes nothing. spec.serverRef decides which PgServer "
-        "an object belongs to; PgServers in FILEs need not be in the cluster. With a DSN, no cluster is read, unless "
-        "--kubeconfig, --context or --server names one. The exit code is 0 if nothing would change, 3 if something "
-        "would, 1 if the command failed, 2 if it was misused.",
+        "an object belongs to. With a DSN, no cluster is read, unless --kubeconfig, --context or --server names one. "
+        "Without a DSN, a PgServer in FILEs must be in the cluster, too, with the same spec.connection. The exit code "
+        "is 0 if nothing would change, 3 if something would, 1 if the command failed, 2 if it was misused.",
         "pgrole-controller plan -f roles/ --server main",
     )
     parser.add_argument(

@@ -29,6 +29,7 @@ from pgrole_controller.postgres.errors import translate_errors
 from pgrole_controller.settings import DSN, TEMPLATES, WrongSetting, read_settings, read_strict_tls, server_policy_of
 
 if TYPE_CHECKING:
+    from pgrole_controller.api.pgserver import PgServer
     from pgrole_controller.kube.client import Client
 
 _BEGIN = "BEGIN TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
@@ -135,19 +136,30 @@ async def read_server(client: "Client", name: str, own_namespace: str) -> Server
 
     Raises Refused if there is none, ApiError, Unreachable.
     """
-    try:
-        obj = parse(await client.request("GET", PGSERVERS.path(None, name)))
-        read_pgserver(obj)
-    except ApiError as error:
-        if error.status != 404:
-            raise
+    found = await _get_pgserver(client, name)
+    if found is None:
         hint = ""
         if name == DEFAULT_SERVER:
             hint = f". If the controller uses {DSN.variable}, set it here as well"
-        raise Refused(Reason.SERVER_NOT_READY, f'PgServer "{name}" does not exist{hint}') from error
+        raise Refused(Reason.SERVER_NOT_READY, f'PgServer "{name}" does not exist{hint}')
+    obj, _ = found
+    return await _read_declaration(client, pack(obj), own_namespace)
+
+
+async def _get_pgserver(client: "Client", name: str) -> tuple[dict[str, Any], "PgServer"] | None:
+    """A PgServer in the cluster, as JSON and validated; None if there is none.
+
+    Raises Refused if it is invalid, ApiError, Unreachable.
+    """
+    try:
+        obj = parse(await client.request("GET", PGSERVERS.path(None, name)))
+        return obj, read_pgserver(obj)
+    except ApiError as error:
+        if error.status == 404:
+            return None
+        raise
     except Invalid as error:
         raise Refused(Reason.INVALID_SPEC, f'PgServer "{name}": {error}') from error
-    return await _read_declaration(client, pack(obj), own_namespace)
 
 
 def unreachable_server(name: str, error: Exception) -> ServerConfig:
@@ -157,18 +169,36 @@ def unreachable_server(name: str, error: Exception) -> ServerConfig:
     return ServerConfig(name, None, ServerPolicy(), Address("", 5432, "", ""), problem=problem)
 
 
-async def complete_server(client: "Client | None", obj: dict[str, Any], own_namespace: str) -> ServerConfig:
-    """The server of a PgServer that need not exist in the cluster, as in a file; it must be valid.
-
-    Its endpoint comes from the Secret that it names; without a client it is None. `problem` says why it is unknown.
-    """
+def read_filed_server(obj: dict[str, Any], connected: ServerConfig) -> ServerConfig:
+    """The server of a valid PgServer in a file, with the connection of another."""
     from pgrole_controller.controller.declaration import declare
 
-    metadata = {"resourceVersion": "", **obj["metadata"], "uid": ""}
-    stored = pack({**obj, "metadata": metadata})
-    if client is None:
-        return declare(stored, read_pgserver(obj), ())
-    return await _read_declaration(client, stored, own_namespace)
+    declared = declare(_pack_filed(obj), read_pgserver(obj), ())
+    return replace(declared, endpoint=connected.endpoint, address=connected.address)
+
+
+async def connect_filed_server(client: "Client", obj: dict[str, Any], own_namespace: str) -> ServerConfig:
+    """The server of a valid PgServer in a file, whose connection must be that of the PgServer in the cluster.
+
+    Otherwise a file that no one has applied would decide which host gets the credentials in the cluster's Secret.
+    `problem` says why its endpoint is unknown. Raises Refused, ApiError, Unreachable.
+    """
+    name = obj["metadata"]["name"]
+    remedy = f"name the connection with --dsn or {DSN.variable}"
+    found = await _get_pgserver(client, name)
+    if found is None:
+        message = f'PgServer "{name}" is not in the cluster, so the host in its spec.connection gets no credentials'
+        raise Refused(Reason.SERVER_NOT_READY, f"{message}: {remedy}")
+    declared, applied = (one.spec.connection.model_dump(by_alias=True) for one in (read_pgserver(obj), found[1]))
+    differing = [f"spec.connection.{field}" for field in declared if declared[field] != applied[field]]
+    if differing:
+        which = f'PgServer "{name}" has another {" and ".join(differing)} in the cluster'
+        raise Refused(Reason.SERVER_NOT_READY, f"{which}, so the host in the file gets no credentials: {remedy}")
+    return await _read_declaration(client, _pack_filed(obj), own_namespace)
+
+
+def _pack_filed(obj: dict[str, Any]) -> Stored:
+    return pack({**obj, "metadata": {"resourceVersion": "", **obj["metadata"], "uid": ""}})
 
 
 async def _read_declaration(client: "Client", stored: Stored, own_namespace: str) -> ServerConfig:

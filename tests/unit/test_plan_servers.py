@@ -1,6 +1,7 @@
 """commands/plan_command: which server an object belongs to."""
 
 import json
+from base64 import b64encode
 from typing import Any, cast
 
 import anyio
@@ -172,3 +173,84 @@ async def test_credentials_that_do_not_exist_may_be_in_another_namespace() -> No
         'Secret "pg" in namespace pgrole-system does not exist. If the controller is in another namespace, name that '
         "with --own-namespace"
     )
+
+
+class ClusterWithCredentials(EmptyCluster):
+    """Has the Secret of the credentials as well. `asked`: what was read."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    async def request(self, method: str, path: str, **more: object) -> bytes:
+        self.asked.append(path.rpartition("/")[2])
+        if not path.endswith("/secrets/pg"):
+            return await super().request(method, path, **more)
+        data = {key: b64encode(b"admin").decode() for key in ("username", "password")}
+        metadata = {"name": "pg", "namespace": "pgrole-system", "uid": "s", "resourceVersion": "1"}
+        return json.dumps({"metadata": metadata, "type": "Opaque", "data": data}).encode()
+
+
+async def plan_with_filed_server(
+    monkeypatch: pytest.MonkeyPatch, name: str, **connection: Any
+) -> tuple[ClusterWithCredentials, ServerConfig, str]:
+    """Returns the cluster, the server of an object beside a PgServer with these values, and what is wrong with it."""
+    cluster, servers = ClusterWithCredentials(), list[ServerConfig]()
+
+    async def open_client(*_: object) -> ClusterWithCredentials:
+        return cluster
+
+    async def plan_server(config: ServerConfig, *_: object) -> PlanReport:
+        servers.append(config)
+        return PlanReport(())
+
+    monkeypatch.setattr("pgrole_controller.commands.plan_command.open_client", open_client)
+    monkeypatch.setattr("pgrole_controller.commands.plan_command.plan_server", plan_server)
+    role, server = yaml.safe_load_all(write({"a": name}, name))
+    server["spec"]["connection"] |= connection
+    server["spec"]["allow"]["namespaces"]["matchNames"] = ["elsewhere"]
+    manifests = parse_manifests([("f", yaml.safe_dump_all([role, server]))], "shop")
+    await plan_files(manifests, choose(own_namespace="pgrole-system"))
+    (config,) = servers
+    return cluster, config, config.problem.message if config.problem else ""
+
+
+async def test_a_filed_server_with_the_connection_of_the_applied_one_is_read_with_the_filed_policy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _, config, problem = await plan_with_filed_server(monkeypatch, "main", port=5432)
+    assert not problem
+    assert config.endpoint is not None
+    assert (config.address.host, config.address.port) == ("pg.example", 5432)
+    assert config.server_policy.policy("elsewhere", {}).admitted
+
+
+@pytest.mark.parametrize(
+    ("connection", "field"),
+    [
+        ({"hosts": ["evil.example"]}, "hosts"),
+        ({"hosts": ["pg.example", "evil.example"]}, "hosts"),
+        ({"port": 5433}, "port"),
+        ({"database": "other"}, "database"),
+        ({"sslMode": "require"}, "sslMode"),
+        ({"caRef": {"kind": "ConfigMap", "name": "ca"}}, "caRef"),
+        ({"requireAuth": ["password"]}, "requireAuth"),
+        ({"credentialsSecretRef": {"name": "other"}}, "credentialsSecretRef"),
+    ],
+    ids=str,
+)
+async def test_a_filed_connection_that_is_not_applied_gets_no_credentials_of_the_cluster(
+    monkeypatch: pytest.MonkeyPatch, connection: dict[str, Any], field: str
+) -> None:
+    cluster, config, problem = await plan_with_filed_server(monkeypatch, "main", **connection)
+    assert problem.startswith(f'PgServer "main" has another spec.connection.{field} in the cluster')
+    assert problem.endswith("name the connection with --dsn or PGROLE_DSN")
+    assert config.endpoint is None
+    assert not {"pg", "other", "ca"}.intersection(cluster.asked)
+
+
+async def test_a_filed_server_that_is_not_in_the_cluster_gets_no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster, config, problem = await plan_with_filed_server(monkeypatch, "new")
+    assert problem.startswith('PgServer "new" is not in the cluster')
+    assert problem.endswith("name the connection with --dsn or PGROLE_DSN")
+    assert config.endpoint is None
+    assert "pg" not in cluster.asked
