@@ -238,10 +238,11 @@ def _has_session(worker: ServerWorker) -> bool:
 
 
 def _describe(worker: ServerWorker) -> str:
+    """Never the message, which can name roles, Secrets and namespaces: anyone who reaches the port may ask."""
     if _has_session(worker):
         return "connected"
     trouble = worker.keeper.trouble
-    return trouble.message if trouble else "connecting"
+    return trouble.reason.value if trouble else "connecting"
 
 
 class Scraper:

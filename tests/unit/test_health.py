@@ -29,8 +29,11 @@ from pgrole_controller.controller.leadership import Leadership
 from pgrole_controller.controller.namespaces import Namespaces
 from pgrole_controller.controller.objects import Objects, index_by_owner, index_pgrole
 from pgrole_controller.controller.queue import Queue
+from pgrole_controller.controller.servers import ServerWorkers
+from pgrole_controller.controller.session_keeper import SessionState
 from pgrole_controller.controller.worker import ServerWorker
 from pgrole_controller.controller.worker_memory import OVERDUE_SECONDS, OwnChanges
+from pgrole_controller.core.errors import PgRoleError, Reason, Waiting
 from pgrole_controller.core.server_options import Mode
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.store import Store
@@ -59,6 +62,15 @@ def get(port: int, path: str, host: str = "127.0.0.1") -> tuple[int, str]:
         return error.code, error.read().decode()
     except URLError:
         return 0, ""
+
+
+class SettledWorkers(list[SimpleNamespace]):
+    """All that are declared."""
+
+    def __init__(self, workers: list[SimpleNamespace]) -> None:
+        super().__init__(workers)
+        self.settled = anyio.Event()
+        self.settled.set()
 
 
 async def wait_served(port: int) -> None:
@@ -103,6 +115,29 @@ async def test_before_the_api_server_is_reached_the_controller_is_alive_but_neit
         assert status == 200
         assert "\npgrole_leader 0.0\n" in text
         tasks.cancel_scope.cancel()
+
+
+async def test_readiness_names_the_reason_why_a_server_cannot_be_used_but_not_the_message() -> None:
+    waiting = Waiting(Reason.SERVER_NOT_READY, 'Secret "admin" in namespace pgrole-system does not exist')
+
+    def worker(name: str, state: SessionState, trouble: PgRoleError | None = None) -> SimpleNamespace:
+        return SimpleNamespace(server=SimpleNamespace(name=name), keeper=SimpleNamespace(state=state, trouble=trouble))
+
+    workers = [
+        worker("default", SessionState.ACTIVE),
+        worker("eu", SessionState.UNAVAILABLE, waiting),
+        worker("us", SessionState.CONNECTING),
+    ]
+    leadership = cast("Leadership", SimpleNamespace(leading=True, synced=lambda: True))
+    port, health = free_port(), Health()
+    health.watch(Store(), cast("ServerWorkers", SettledWorkers(workers)), leadership, Scrape)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(health.serve, "127.0.0.1", port)
+        await wait_served(port)
+        _, text = await anyio.to_thread.run_sync(get, port, "/readyz")
+        tasks.cancel_scope.cancel()
+    assert json.loads(text)["servers"] == {"default": "connected", "eu": "ServerNotReady", "us": "connecting"}
+    assert "admin" not in text
 
 
 async def test_a_failing_scrape_is_answered_with_500_and_serving_continues() -> None:
