@@ -74,6 +74,7 @@ class ClusterChecks:
     ahead: timedelta = timedelta()  # the API server's clock, compared with this machine's
     lease: str = "pgrole-controller"
     account: str = "pgrole-controller"
+    elects: bool = True  # whether its processes elect a leader
     watched: str = ""  # the only namespace that the controller serves; empty: all
     absent: bool = False  # no Deployment of the controller is in its namespace
     release: tuple[Remedy, ...] = ()  # the command that applies the chart again, where Helm installed the Deployment
@@ -166,19 +167,24 @@ class ClusterChecks:
                 raise
             return [not_checked("deployment", f"you may not list Deployments in namespace {namespace}")]
         self.absent = not deployments
+        alone = set[str]()
         for deployment in deployments[:MOST_INSTALLATIONS]:
             variables = await self._read_environment(deployment)
+            elects = judge.elects(variables)
+            if not elects:
+                alone.add(_name_of(deployment))
             watched = str(variables.get("PGROLE_NAMESPACE") or "")
             if deployment is not deployments[0] and watched != self.choice.namespace:
                 continue  # of several installations, the checks are about the first, or the chosen namespace's own
+            self.elects = elects
             self.lease, self.watched = str(variables.get("PGROLE_LEASE") or "pgrole-controller"), watched
             self.account, self.release = judge.find_account(deployment), judge.upgrade_release(deployment)
             self.known.cluster = str(variables.get("PGROLE_CLUSTER_ID") or "") or None
-        return judge.judge_deployment(deployments, namespace, __version__)
+        return judge.judge_deployment(deployments, namespace, __version__, alone)
 
     async def _read_environment(self, deployment: dict[str, Any]) -> dict[str, Any]:
-        """Returns the variables that decide where the controller needs its rights, and its name of the cluster. Assumes
-        that an unreadable ConfigMap sets nothing.
+        """Returns the variables that decide where the controller needs its rights, whether it elects a leader, and its
+        name of the cluster. Assumes that an unreadable ConfigMap sets nothing.
         """
         variables: dict[str, Any] = {}
         own, config_maps = judge.find_environment(deployment)
@@ -237,6 +243,8 @@ class ClusterChecks:
         return mapping(review.get("status")).get("allowed") is True
 
     async def _ask_lease(self) -> list[Finding]:
+        if not self.elects:  # a Lease of the time before has no holder any more
+            return [Finding(CLUSTER, "lease", FindingState.OK, "leader election is off: one process, and no Lease")]
         namespace = self.choice.own_namespace
         try:
             lease = await self._read_lease()

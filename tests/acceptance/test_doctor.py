@@ -271,6 +271,37 @@ async def test_of_several_config_maps_the_last_one_sets_a_variable(
     assert "Lease own does not exist" in found["lease"][0].text
 
 
+@pytest.mark.parametrize(
+    ("value", "state", "said", "replicas"),
+    [
+        ("False", OK, "leader election is off", 1),
+        ("true", PROBLEM, "no process holds Lease pgrole-controller", 2),
+    ],
+)
+async def test_without_leader_election_no_process_has_to_hold_the_lease(
+    cluster: ApiServer, value: str, state: FindingState, said: str, replicas: int
+) -> None:
+    """Processes that elected a leader before have resigned the Lease, which stays without a holder."""
+    await apply_crds(cluster)
+    own = f"elects-{value.lower()}"
+    await create_namespace(cluster, own)
+    source = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "settings", "namespace": own}}
+    await apply(cluster, {**source, "data": {"PGROLE_LEADER_ELECTION": value}})
+    metadata = {"name": "pgrole-controller", "namespace": own}
+    spec = {"holderIdentity": "", "leaseDurationSeconds": 1}
+    lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": spec}
+    await apply(cluster, lease)
+    container = {"name": "c", "image": "x:0.1", "envFrom": [{"configMapRef": {"name": "settings"}}]}
+    stopped = deployment("stopped", own, {"containers": [container]})
+    stopped["spec"]["replicas"] = 0
+    await apply(cluster, stopped)
+    found = await look(cluster, own_namespace=own)
+    assert states(found["lease"]) == {state}
+    assert said in found["lease"][0].text
+    [remedy] = found["deployment"][0].remedies
+    assert remedy.command == f"kubectl -n {own} scale deployment stopped --replicas={replicas}"
+
+
 async def test_a_lease_without_a_recent_renewal_is_a_problem(cluster: ApiServer) -> None:
     await apply_crds(cluster)
     assert states((await look(cluster))["lease"]) == {WARNING}

@@ -1,7 +1,7 @@
 """Judges what was read from the API server: pure decisions of `doctor`. Objects may have any shape."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from shlex import quote
@@ -166,8 +166,12 @@ def judge_clock(server_time: datetime, now: datetime) -> Finding:
     return Finding(CLUSTER, "clock", WARNING, text, shell("chronyc makestep"))
 
 
-def judge_deployment(deployments: Sequence[Mapping[str, Any]], namespace: str, version: str) -> list[Finding]:
-    """Those with the controller's label in its namespace. `version`: of this program."""
+def judge_deployment(
+    deployments: Sequence[Mapping[str, Any]], namespace: str, version: str, alone: Collection[str] = ()
+) -> list[Finding]:
+    """Those with the controller's label in its namespace. `version`: of this program. `alone`: the names of those whose
+    processes elect no leader.
+    """
     check = "deployment"
     if not deployments:
         text = f"no Deployment with label app.kubernetes.io/name=pgrole-controller in namespace {namespace}"
@@ -183,8 +187,7 @@ def judge_deployment(deployments: Sequence[Mapping[str, Any]], namespace: str, v
         text = f"{name}: {ready} of {wanted} replicas ready, image {image or 'unknown'}"
         logs = f"kubectl -n {quote(namespace)} describe deployment {quote(name)}"
         if wanted == 0:
-            alone = find_environment(deployment)[0].get("PGROLE_LEADER_ELECTION") == "false"
-            replicas = 1 if alone else 2
+            replicas = 1 if name in alone else 2
             scale = f"kubectl -n {quote(namespace)} scale deployment {quote(name)} --replicas={replicas}"
             findings.append(Finding(CLUSTER, check, PROBLEM, text, shell(scale)))
         elif ready < wanted:
@@ -221,6 +224,11 @@ def find_environment(deployment: Mapping[str, Any]) -> tuple[dict[str, str], tup
     sources = [one for one in _list(container, "envFrom") if isinstance(one, dict)]
     names = (_text(_map(one, "configMapRef"), "name") for one in sources)
     return {_text(one, "name"): _text(one, "value") for one in variables}, tuple(name for name in names if name)
+
+
+def elects(variables: Mapping[str, Any]) -> bool:
+    """Whether processes with these variables elect a leader, as they do by default in a cluster."""
+    return _text(variables, "PGROLE_LEADER_ELECTION").lower() != "false"
 
 
 def is_in_doubt(lease: Mapping[str, Any], now: datetime) -> bool:
