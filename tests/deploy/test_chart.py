@@ -191,6 +191,26 @@ async def test_an_invalid_value_is_refused_by_name(programs: Programs, values: J
     assert named in answer.err
 
 
+#: Values that must not be left empty: without them, other things would be installed than by default.
+NECESSARY = [
+    *("replicas", "image", "crds", "watch", "leaderElection", "settings", "dsn", "rbac", "secretsPolicy"),
+    *("serviceAccount", "terminationGracePeriodSeconds", "service", "networkPolicy", "podDisruptionBudget"),
+    *("serviceMonitor", "prometheusRule", "image.repository", "crds.install", "watch.namespace", "dsn.secretName"),
+    *("dsn.key", "rbac.create", "rbac.connectionSecrets", "rbac.users", "secretsPolicy.enabled"),
+    *("serviceAccount.create", "networkPolicy.apiServerPorts", "networkPolicy.postgresqlPorts"),
+    *("podDisruptionBudget.maxUnavailable", "serviceMonitor.interval"),
+]
+
+
+@pytest.mark.parametrize("path", NECESSARY)
+async def test_a_necessary_value_that_is_left_empty_is_refused_by_name(programs: Programs, path: str) -> None:
+    parent, _, name = path.rpartition(".")
+    answer = await template(programs, values={parent: {name: None}} if parent else {name: None})
+    assert answer.code != 0
+    assert "values don't meet the specifications of the schema" in answer.err
+    assert name in answer.err
+
+
 @pytest.mark.parametrize(("poll", "resync"), [("100ms", "1s"), ("59m60s", "1.5m"), ("0.1s", "9000h")])
 async def test_an_interval_may_have_any_value_that_the_program_accepts(
     programs: Programs, poll: str, resync: str
