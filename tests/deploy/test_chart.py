@@ -320,6 +320,16 @@ async def test_an_address_that_ends_in_a_colon_remains_an_argument(programs: Pro
     assert found == [f"--trusted-proxy={one}" for one in given]
 
 
+async def test_the_console_reaches_the_api_server_on_its_ports_without_the_controllers_policy(
+    programs: Programs,
+) -> None:
+    given = {"networkPolicy": {"apiServerPorts": [8443]}, "console": {"enabled": True}}
+    [policy] = of_kind(await render_chart(programs, values=given), "NetworkPolicy")
+    assert policy["metadata"]["name"] == f"{RELEASE}-console"
+    [rule] = policy["spec"]["egress"]
+    assert rule["ports"] == [{"port": 8443, "protocol": "TCP"}]
+
+
 @pytest.mark.parametrize("value", [True, False])
 async def test_the_console_has_the_controllers_strict_tls(programs: Programs, value: bool) -> None:
     given = {"settings": {"strictTls": value}, "console": {"enabled": True}}
