@@ -1,6 +1,8 @@
 """core/folding/privilege_folding: a folded declaration means the same, and is short."""
 
 import time
+from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -117,6 +119,16 @@ class AclBuilder:
         declared = self.fold(exact=exact).declared
         assert declared is not None
         return declared
+
+
+class CountedEntries(tuple[AclEntry, ...]):
+    """Entries of an ACL that count how often they are looked through."""
+
+    looks = 0
+
+    def __iter__(self) -> Iterator[AclEntry]:
+        self.looks += 1
+        return super().__iter__()
 
 
 @pytest.fixture
@@ -398,6 +410,20 @@ def test_a_thousand_schemas_that_share_no_pattern_are_folded_in_seconds() -> Non
     assert time.process_time() - begin < 8
     assert len(declared.objects) == 32
     assert declared.unmanaged == ("*",)
+
+
+def test_what_others_hold_is_looked_through_once_for_all_roles(database: AclBuilder) -> None:
+    others = [AclEntry(oid, OWNER, "own", "SELECT") for oid in range(20000, 20010)]
+    database.add("a", "SELECT")
+    shared = database.acls.pop()
+    entries = CountedEntries([*shared.entries, *others])
+    database.acls.append(replace(shared, entries=entries))
+    folder = PrivilegeFolder(database.observed)
+    assert folder.fold(ME, "reader").declared is not None
+    looks = entries.looks
+    for one in others:
+        assert folder.fold(one.grantee, "other").declared is not None
+    assert entries.looks == looks
 
 
 def test_a_role_without_privileges_gets_no_declaration(database: AclBuilder) -> None:

@@ -272,6 +272,9 @@ class PrivilegeFolder:
             acls += [] if contents.schema is None else [contents.schema]
             for same in contents.groups.values():
                 acls += same if schema in named or shared else same[:1]
+        # What others hold is grouped once, in self._observed, not for each role.
+        own = {id(acl.entries): tuple(self._observed.entries_of(acl, oid)[0]) for acl in acls}
+        acls = [ObservedAcl(acl.object, own[id(acl.entries)]) for acl in acls]
         observed = replace(
             self._observed, acls=acls, roles=self._creators, defaults=tuple(self._defaults[oid]), columns={}
         )
