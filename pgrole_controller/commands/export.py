@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from pgrole_controller.commands.export_objects import (
     ExportedObject,
+    add_privileges,
     make_object,
     name_objects,
     sort_groups_first,
@@ -71,6 +72,14 @@ class Export:
     remarks: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _JudgedObject:
+    """An object without privileges. `refusal`: why the server's policy would refuse it, if it allowed adoption."""
+
+    made: ExportedObject
+    refusal: str
 
 
 def run(options: argparse.Namespace) -> int:
@@ -134,14 +143,16 @@ class _Exporter:
             references = await read_references(home, self._referenced(found), identity.version_number)
             databases = self._choose_databases(await read_databases(home))
         names = name_objects(one.name for one in every)
-        self._roles = frozenset(one.oid for one in found if self._accepts(one, names[one.role.name], references))
+        judged = {one.oid: self._judge(one, names[one.role.name], references) for one in found}
+        accepted = (oid for oid, one in judged.items() if isinstance(one, _JudgedObject) and not one.refusal)
+        self._roles = frozenset(accepted)
         folded: dict[int, list[FoldedDatabase]] = {one.oid: [] for one in found}
         bar = self._progress.add_task("databases", total=len(databases))
         for database in databases:
             await self._fold_database(database, found, folded)
             self._progress.advance(bar)
         for one in found:
-            self._add_object(one, names[one.role.name], folded[one.oid], references)
+            self._add_object(one, judged[one.oid], folded[one.oid], references)
         self._export.objects = sort_groups_first(self._export.objects)
         return self._export
 
@@ -239,24 +250,30 @@ class _Exporter:
             self._export.warnings.append(refused.message)
         self._export.remarks += [f"{database}: {line}" for line in describe_public(observed)]
 
-    def _accepts(self, found: ObservedRole, name: str, references: References) -> bool:
-        """Whether the namespace can own the role, so that its roles may be declared to have what it owns."""
-        try:
-            made = make_object(found, name, ())
-        except Refused:
-            return False
-        return not find_refusal(found, made.document, replace(self._policy, adopt=True), references)
-
-    def _add_object(
-        self, found: ObservedRole, name: str, folded: Sequence[FoldedDatabase], references: References
-    ) -> None:
+    def _judge(self, found: ObservedRole, name: str, references: References) -> _JudgedObject | Refused:
+        """Makes the role's object. The namespace can own a role that is not refused: its roles may be declared to have
+        what that role owns.
+        """
         choice = self._options.choice
         try:
-            made = make_object(found, name, folded, namespace=choice.namespace, server=choice.server)
+            made = make_object(found, name, namespace=choice.namespace, server=choice.server)
         except Refused as error:
-            self._export.warnings.append(self._leave_out(found.role.name, error.message))
+            return error
+        return _JudgedObject(made, find_refusal(found, made.document, replace(self._policy, adopt=True), references))
+
+    def _add_object(
+        self,
+        found: ObservedRole,
+        judged: _JudgedObject | Refused,
+        folded: Sequence[FoldedDatabase],
+        references: References,
+    ) -> None:
+        if isinstance(judged, Refused):
+            self._export.warnings.append(self._leave_out(found.role.name, judged.message))
             return
-        refusal = find_refusal(found, made.document, self._policy, references)
+        made, refusal = add_privileges(judged.made, folded), judged.refusal
+        if not self._policy.adopt:
+            refusal = find_refusal(found, judged.made.document, self._policy, references)
         notes = tuple(note for one in folded for note in one.notes)
         reset = find_reset(found, made.document, self._policy, references)
         if reset:

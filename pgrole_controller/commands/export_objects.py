@@ -75,16 +75,10 @@ def _to_dns(name: str) -> str:
 
 
 def make_object(
-    found: ObservedRole,
-    name: str,
-    privileges: Sequence[FoldedDatabase],
-    *,
-    namespace: str | None = None,
-    server: str | None = None,
+    found: ObservedRole, name: str, *, namespace: str | None = None, server: str | None = None
 ) -> ExportedObject:
-    """The PgRole of a role that exists. Raises Refused if its name cannot be declared."""
+    """The PgRole of a role that exists, without privileges. Raises Refused if its name cannot be declared."""
     role = found.role
-    notes: list[str] = []
     spec: dict[str, Any] = {}
     if server is not None:
         spec["serverRef"] = {"name": server}
@@ -103,9 +97,8 @@ def make_object(
         document["spec"] = {**spec, field: value}
         if _is_valid(document):
             spec[field] = value
-    _add_privileges(spec, privileges, notes)
     ignored = _find_ignored({**document, "spec": spec}, role)
-    notes += [f"{field} cannot be declared exactly, and is left as it is (drift.ignore)" for field in ignored]
+    notes = [f"{field} cannot be declared exactly, and is left as it is (drift.ignore)" for field in ignored]
     if ignored:
         spec["drift"] = {"ignore": list(ignored)}
     spec["adopt"] = True
@@ -184,8 +177,10 @@ def _find_ignored(document: dict[str, Any], role: Role) -> tuple[str, ...]:
     return field_names(diff(desired_role_of(read_pgrole(document)), replace(role, password=None)))
 
 
-def _add_privileges(spec: dict[str, Any], privileges: Sequence[FoldedDatabase], notes: list[str]) -> None:
+def add_privileges(made: ExportedObject, privileges: Sequence[FoldedDatabase]) -> ExportedObject:
+    """Declares what the role holds, and notes the databases that do not fit in one object."""
     declared: list[DatabasePrivileges] = []
+    notes: list[str] = []
     left = MOST_NAMES
     for one in privileges:
         if one.declared is None:
@@ -199,8 +194,11 @@ def _add_privileges(spec: dict[str, Any], privileges: Sequence[FoldedDatabase], 
             continue
         declared.append(one.declared)
         left -= size
+    spec = dict(made.document["spec"])
     if declared:
-        spec["privileges"] = [privileges_to_spec(one) for one in declared]
+        after = {field: spec.pop(field) for field in ("drift", "adopt") if field in spec}
+        spec |= {"privileges": [privileges_to_spec(one) for one in declared], **after}
+    return replace(made, document={**made.document, "spec": spec}, notes=(*notes, *made.notes))
 
 
 def count_names(declared: DatabasePrivileges) -> int:

@@ -3,9 +3,10 @@
 import io
 import os
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,12 @@ import pytest_asyncio
 import yaml
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
+from rich.progress import Progress
 
 from pgrole_controller import cli
-from pgrole_controller.commands.export import Export, render
+from pgrole_controller.commands import export
+from pgrole_controller.commands.export import Export, ExportOptions, export_roles, render
+from pgrole_controller.commands.server_reading import of_dsn
 from pgrole_controller.local.apiserver import ApiServer
 from pgrole_controller.local.postgres import PostgresServer
 from tests.integration.export_support import (
@@ -27,6 +31,7 @@ from tests.integration.export_support import (
     add_observer,
     apply_to,
     check_unchanged,
+    choose,
     export_from,
     is_exact,
     read_script,
@@ -145,6 +150,34 @@ async def test_a_note_says_if_the_policy_would_refuse_an_object(made: ObservedSe
     assert one.notes[0].startswith(
         "The controller refuses this object as the server is: the server's policy does not allow replication"
     )
+
+
+async def test_a_note_says_if_the_policy_allows_no_adoption(made: ObservedServer) -> None:
+    server = of_dsn(made.dsn)
+    closed = replace(server, server_policy=replace(server.server_policy, adopt=False))
+    options = ExportOptions(choose(dsn=made.dsn), ("gitlab_readonly",))
+    (one,) = (await export_roles(closed, options, Progress(disable=True))).objects
+    assert one.notes[0].startswith(
+        "The controller refuses this object as the server is: the server's policy does not allow adoption"
+    )
+
+
+async def test_each_object_is_made_and_judged_once(made: ObservedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = Counter[str]()
+
+    def count(name: str) -> None:
+        counted = getattr(export, name)
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            calls[name] += 1
+            return counted(*arguments, **options)
+
+        monkeypatch.setattr(export, name, call)
+
+    count("make_object")
+    count("find_refusal")
+    roles = len((await export_from(made.dsn)).objects)
+    assert calls == {"make_object": roles, "find_refusal": roles}
 
 
 async def test_a_note_names_privileges_that_keep_the_role_from_being_adopted(made: ObservedServer) -> None:

@@ -14,6 +14,7 @@ from pgrole_controller.api.reading import read_pgrole
 from pgrole_controller.api.validation import is_object_name
 from pgrole_controller.commands.export_objects import (
     ExportedObject,
+    add_privileges,
     make_object,
     name_objects,
     sort_groups_first,
@@ -33,7 +34,7 @@ NAMES = st.text(st.characters(exclude_characters="\0", codec="utf-8"), min_size=
 
 
 def make(role: Role, *folded: FoldedDatabase) -> ExportedObject:
-    return make_object(ObservedRole(20000, replace(role, password=UNSEEN)), "role-x", folded)
+    return add_privileges(make_object(ObservedRole(20000, replace(role, password=UNSEEN)), "role-x"), folded)
 
 
 def test_only_fields_that_differ_from_the_defaults_are_written() -> None:
@@ -58,7 +59,7 @@ def test_every_field_is_written_that_differs_from_its_default() -> None:
 
 
 def test_namespace_and_server_are_set() -> None:
-    made = make_object(ObservedRole(20000, Role("x")), "x", (), namespace="shop", server="main")
+    made = make_object(ObservedRole(20000, Role("x")), "x", namespace="shop", server="main")
     assert made.document["metadata"] == {"name": "x", "namespace": "shop"}
     assert made.document["spec"]["serverRef"] == {"name": "main"}
 
@@ -114,6 +115,20 @@ def test_databases_beyond_the_limit_of_an_object_are_left_out_with_a_note() -> N
     made = make(Role("x"), *folded)
     assert len(privileges_of(read_pgrole(made.document)) or ()) == 16
     assert made.notes == ("database db16: left out: an object declares at most 16 databases and 2000 names",)
+
+
+def test_privileges_and_their_notes_come_before_what_is_ignored() -> None:
+    bare = make_object(ObservedRole(20000, Role("role-x", comment="long" * 300, password=UNSEEN)), "role-x")
+    folded = [
+        FoldedDatabase(DatabasePrivileges(f"db{one:02}", schemas=(SchemaAccess("app", frozenset({Access.READ})),)))
+        for one in range(17)
+    ]
+    made = add_privileges(bare, folded)
+    assert [*made.document["spec"]] == ["privileges", "drift", "adopt"]
+    left_out = "database db16: left out: an object declares at most 16 databases and 2000 names"
+    assert made.notes == (left_out, *bare.notes)
+    assert [*bare.document["spec"]] == ["drift", "adopt"]
+    assert add_privileges(bare, ()) == bare
 
 
 def test_list_parameters_are_quoted_only_where_necessary() -> None:
