@@ -5,8 +5,8 @@ same object replaces one that is not written yet. A write that fails is repeated
 API server is back.
 
 Guarantees: one write at a time to an object, in the order of its reconciles; nothing is written to an object that was
-replaced, or has another generation than the one that was reconciled: its own reconcile reports it. A namespace whose
-writes are not answered in time delays no other.
+replaced, or has another generation than the one that was reconciled: its own reconcile reports it, with the drifts that
+were not written. A namespace whose writes are not answered in time delays no other.
 """
 
 import logging
@@ -155,7 +155,7 @@ class StatusWriter:
     def _drop(self, pending: PendingStatus) -> None:
         """Writes it no more, but keeps the drifts that no status has for the next one."""
         self._failed.pop(pending.key, None)
-        if pending.details.earlier:
+        if pending.details.has_drifts:
             self._failed[pending.key] = (replace(pending, withdrawn=True), 0.0)
 
     def close(self) -> None:
@@ -195,6 +195,9 @@ class StatusWriter:
             self._drop(pending)
             return True
         try:
+            if self._is_outdated(pending):
+                self._drop(pending)
+                return True
             with anyio.fail_after(WRITE_SECONDS):
                 await self._write(pending)
             self._failed.pop(pending.key, None)
@@ -234,9 +237,16 @@ class StatusWriter:
     def _stands(self, pending: PendingStatus) -> bool:
         """Whether there is nothing to write."""
         try:
-            return _reports_generation(pending.stored) and self._compose(pending) is None
+            if not _reports_generation(pending.stored) or self._is_outdated(pending):
+                return False
+            return self._compose(pending) is None
         except Exception:  # noqa: BLE001 -- contained where it is written
             return False
+
+    def _is_outdated(self, pending: PendingStatus) -> bool:
+        """Whether the object has another generation by now: its own reconcile reports it."""
+        stored, seen = self._store.get(pending.key), pending.stored
+        return stored is not None and stored.uid == seen.uid and generation_of(stored) != generation_of(seen)
 
     def _note_standing(self, stored: Stored, pending: PendingStatus) -> None:
         """Notes that the object's status is current in this version, unless it lacks what the CRDs do not have yet."""
@@ -248,7 +258,7 @@ class StatusWriter:
             self._standing.popitem(last=False)
 
     def _compose(self, pending: PendingStatus) -> _StatusWrite | None:
-        """Returns what to write now, None for nothing."""
+        """Returns what to write now, None for nothing. `pending` must not be outdated."""
         stored = self._store.get(pending.key)
         if stored is None or stored.uid != pending.stored.uid:
             return None
@@ -256,8 +266,6 @@ class StatusWriter:
             return None
         obj = stored.object()
         generation = generation_of(stored)
-        if generation != generation_of(pending.stored):
-            return None
         previous = mapping(obj.get("status"))
         if pending.outcome.reason is Reason.INTERNAL_ERROR:  # what the status holds may be the very reason
             previous = {name: previous[name] for name in _PROOF if isinstance(previous.get(name), dict)}

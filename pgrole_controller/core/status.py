@@ -59,6 +59,11 @@ class StatusDetails:
     exposes_all: bool | None = None
     reported_at: datetime | None = None
 
+    @property
+    def has_drifts(self) -> bool:
+        """Whether it tells corrected drifts of the role itself."""
+        return bool(self.earlier or _record_corrected(self))
+
     def following(self, before: "StatusDetails") -> "StatusDetails":
         """Returns these with the corrected drifts of others that were never written."""
         last = _record_corrected(self)

@@ -349,6 +349,38 @@ async def test_a_withdrawn_status_leaves_the_drifts_that_it_would_have_told_to_t
     assert api.history == ["f1", "f0"]
 
 
+@pytest.mark.parametrize("state", ["waiting", "reconciled"])
+async def test_a_status_of_an_earlier_spec_leaves_the_drifts_that_it_would_have_told_to_the_next(
+    objects: Objects, state: str
+) -> None:
+    """The spec changed while the status waited to be written, or while the object was reconciled."""
+    now = datetime.now(UTC) - timedelta(hours=1)
+    claim = Claim("app", 1, 1, Owner("c1", "shop", "n1", "app", "u1"), "")
+    first, second, third = (
+        StatusDetails(replace(claim, last_drift_at=now + timedelta(seconds=each), last_drift_fields=(f"f{each}",)))
+        for each in range(3)
+    )
+    api = FailingApi(0, lambda: None)
+    statuses = StatusWriter(cast("Client", api), objects.store, lambda *_: None, Signal())
+    seen = pack(made(1).object() | {"status": {"observedGeneration": 1}})
+    objects.store.put(seen)
+    statuses.put(PendingStatus(seen, RECONCILED, first))
+    if state == "waiting":
+        statuses.put(PendingStatus(seen, RECONCILED, second))
+    objects.store.put(made(2))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(statuses.run)
+        await anyio.wait_all_tasks_blocked()
+        if state == "reconciled":
+            statuses.put(PendingStatus(seen, RECONCILED, second))
+            await anyio.wait_all_tasks_blocked()
+        assert api.asked == 0
+        statuses.put(PendingStatus(made(2), RECONCILED, third))
+        await anyio.wait_all_tasks_blocked()
+        statuses.close()
+    assert api.history == ["f2", "f1", "f0"]
+
+
 @pytest.mark.parametrize("declared", [True, False])
 async def test_a_report_that_is_written_after_its_server_was_removed_makes_no_series(
     objects: Objects, declared: bool
