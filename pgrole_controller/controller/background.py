@@ -6,8 +6,9 @@ be dropped (REASSIGN OWNED and DROP OWNED, on connections of its own).
 Expected flow: a reconcile asks for one of them in its result, and does not end yet; the work is done; its result is
 kept for the next reconcile, which starts as soon as this one ends here.
 
-Guarantees: nothing is begun for an object that was changed or deleted since; emptying stops when the object changes;
-a result is used by one reconcile, and never by one of another object of the same name.
+Guarantees: nothing is begun for an object that was changed or deleted since; emptying stops when the object changes,
+and a password task before its next write; a result is used by one reconcile, and never by one of another object of the
+same name.
 """
 
 import logging
@@ -153,7 +154,9 @@ class Background:
         stored = result.target.stored
         if stored is None or not self._is_current(stored):  # the task may have waited
             return
-        password = await self._password_tasks.run(task, stored)
+        password = await self._password_tasks.run(task, stored, partial(self._is_current, stored))
+        if password is None:
+            return
         problem = password.problem.reason.value if password.problem else ""
         log.debug("password task run", extra={"object": str(result.key), "problem": problem})
         self.keep(stored, password)

@@ -4,7 +4,8 @@ A task runs between two reconciles of its object (`controller.background`), and 
 password in clear text is held only while the task runs.
 
 Guarantees: a Secret that does not belong to the object is never changed; the Secret is written before the database is,
-so a crash at any point loses no password, and no second one is generated.
+so a crash at any point loses no password, and no second one is generated; a task writes and deletes no more once its
+object has changed.
 """
 
 import logging
@@ -72,6 +73,10 @@ class _Delivery:
     spoiled: bool = False
 
 
+class _Outdated(Exception):
+    """The object was changed or deleted while its task ran."""
+
+
 class PasswordTasks:
     def __init__(
         self,
@@ -89,16 +94,22 @@ class PasswordTasks:
         self._recorder = recorder
         self._hashers = anyio.CapacityLimiter(HASHERS)
 
-    async def run(self, password_task: PasswordTask, owner: Stored) -> PasswordResult:
-        """Raises KubeError for errors that may pass; other errors are in the result."""
+    async def run(
+        self, password_task: PasswordTask, owner: Stored, is_current: Callable[[], bool]
+    ) -> PasswordResult | None:
+        """Raises KubeError for errors that may pass; other errors are in the result. None: the object was changed
+        before everything was done. `is_current`: whether it was not.
+        """
         try:
-            return await self._run(password_task, owner)
+            return await self._run(password_task, owner, is_current)
+        except _Outdated:
+            return None
         except KubeError:
             raise
         except Exception as error:  # noqa: BLE001 -- one object's error
             return PasswordResult(password_task=password_task, problem=contain(error, owner.key))
 
-    async def _run(self, password_task: PasswordTask, owner: Stored) -> PasswordResult:
+    async def _run(self, password_task: PasswordTask, owner: Stored, is_current: Callable[[], bool]) -> PasswordResult:
         found = PasswordResult(password_task=password_task)
         password: str | Verifier | None = None
         try:
@@ -108,8 +119,8 @@ class PasswordTasks:
                 source, password = await self._fetch(password_task)
                 found = replace(found, source=source)
             if password_task.connection is not None:
-                found, password = await self._deliver(password_task, owner, found, password)
-            await self._delete_stale(password_task, owner)
+                found, password = await self._deliver(password_task, owner, found, password, is_current)
+            await self._delete_stale(password_task, owner, is_current)
         except PgRoleError as error:
             found = replace(found, problem=error)
         if password is None or not found.source:
@@ -134,9 +145,14 @@ class PasswordTasks:
         return name_source(_version(secret), asked.key), password
 
     async def _deliver(
-        self, password_task: PasswordTask, owner: Stored, found: PasswordResult, password: str | Verifier | None
+        self,
+        password_task: PasswordTask,
+        owner: Stored,
+        found: PasswordResult,
+        password: str | Verifier | None,
+        is_current: Callable[[], bool],
     ) -> tuple[PasswordResult, str | Verifier | None]:
-        """Writes the connection Secret if it differs. Raises PgRoleError; then nothing was written."""
+        """Writes the connection Secret if it differs. Raises PgRoleError and _Outdated; then nothing was written."""
         desired = _connection(password_task)
         generated = password_task.password.origin is PasswordOrigin.GENERATED
         clear = password if isinstance(password, str) else None
@@ -148,6 +164,8 @@ class PasswordTasks:
         former = await self._read_former(password_task) if generated and secret is None else None
         delivery = await anyio.to_thread.run_sync(_prepare, password_task, secret, former, clear, limiter=self._hashers)
         if delivery.content is not None:
+            if not is_current():
+                raise _Outdated
             secret = await self._write(password_task, owner, delivery.content, secret)
             if password_task.delivered and not delivery.rotated:
                 note = _RESTORED.format(name=desired.name)
@@ -209,12 +227,14 @@ class PasswordTasks:
         log.info("connection Secret written", extra={"object": str(owner.key), "secret": key.name})
         return written
 
-    async def _delete_stale(self, password_task: PasswordTask, owner: Stored) -> None:
-        """Deletes connection Secrets that the object no longer names."""
+    async def _delete_stale(self, password_task: PasswordTask, owner: Stored, is_current: Callable[[], bool]) -> None:
+        """Deletes connection Secrets that the object no longer names. Raises _Outdated: by now it may name them."""
         for name in password_task.secrets.stale:
             stored = self._store.get(Key(password_task.namespace, name))
             if stored is None or stored.key not in self._store.by_index(owner.uid):  # by now another one
                 continue
+            if not is_current():
+                raise _Outdated
             try:
                 deleted = await delete_secret(self._client, stored.key, stored.uid, stored.resource_version)
             except ApiError as error:

@@ -4,6 +4,7 @@ Its result is used by one reconcile of that object.
 """
 
 import gc
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from types import SimpleNamespace
@@ -66,17 +67,22 @@ def made(version: int, name: str = "app", namespace: str = "shop", **more: Any) 
 
 
 class FakePasswords:
-    """Records in `run_for` the version of each task's object. Raises `failure` while it is set."""
+    """Records in `run_for` the version of each task's object. Raises `failure` while it is set. `meanwhile` is called
+    while a task runs.
+    """
 
     def __init__(self) -> None:
         self.run_for: list[str] = []
         self.failure: Exception | None = None
+        self.meanwhile: Callable[[], object] = lambda: None
 
-    async def run(self, task: PasswordTask, owner: Stored) -> PasswordResult:
+    async def run(self, task: PasswordTask, owner: Stored, is_current: Callable[[], bool]) -> PasswordResult | None:
         self.run_for.append(owner.resource_version)
         if self.failure is not None:
             raise self.failure
-        return PasswordResult(source="s", password_task=task)
+        assert is_current()
+        self.meanwhile()
+        return PasswordResult(source="s", password_task=task) if is_current() else None
 
 
 class BackgroundWorld:
@@ -146,6 +152,15 @@ async def test_no_password_task_runs_for_a_changed_or_deleted_object(now: Stored
     await world.background.run()
     assert world.passwords.run_for == []
     assert [item.key for item in await world.queue.take("main", 1)] == [KEY]
+
+
+@in_timelapse
+async def test_a_password_task_sees_that_its_object_changed_meanwhile_and_the_next_reconcile_gets_no_result() -> None:
+    world = BackgroundWorld()
+    world.passwords.meanwhile = lambda: world.store.put(made(2))
+    assert await world.prepare() < 0.1
+    assert world.passwords.run_for == ["1"]
+    assert world.background.take(KEY) is None
 
 
 @in_timelapse
