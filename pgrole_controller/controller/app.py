@@ -170,8 +170,9 @@ class _RunningController:
         endings = Endings(self._queue, self._objects.contests)
         self._background = Background(client, self._store, endings, password_tasks)
         self._reporter = Reporter(client, self._store, endings, self._recorder)
+        live_servers = LiveServers(lambda: [key.name for key, _ in self._observed.pgservers.items()])
         self._context = WorkerContext(
-            self._objects, self._queue, endings, self._background, self._reporter, LiveServers(), leadership, Grantees()
+            self._objects, self._queue, endings, self._background, self._reporter, live_servers, leadership, Grantees()
         )
         self._servers = ServerWorkers(
             client,

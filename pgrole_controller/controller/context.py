@@ -1,5 +1,6 @@
 """What every worker shares with the others, and with the loop that declines objects without a server."""
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -34,7 +35,9 @@ def _explain_conflict(older: ServerConfig) -> str:
 class LiveServers:
     """Which live server each worker is connected to: two PgServers that name one would contest its roles."""
 
-    def __init__(self) -> None:
+    def __init__(self, stored: Callable[[], Iterable[str]] = lambda: ()) -> None:
+        """`stored` returns the names of all PgServers, also of those that have no worker yet."""
+        self._stored = stored
         self._declared: dict[int, Holder] = {}
         self._held: dict[object, Holder] = {}
         self._away: set[int] = set()
@@ -54,9 +57,8 @@ class LiveServers:
 
     def unknown(self) -> frozenset[str]:
         """Names of declared servers without a session, each of which may name any live server."""
-        return frozenset(one.server.name for one in self._declared.values()) - {
-            one.server.name for one in self._held.values()
-        }
+        declared = (one.server.name for one in self._declared.values())
+        return frozenset((*declared, *self._stored())) - {one.server.name for one in self._held.values()}
 
     def hold(self, holder: Holder, identity: Identity) -> None:
         """Raises Refused if an older PgServer holds the same live server; makes a younger holder reconnect."""

@@ -1,16 +1,22 @@
-"""The controller as a whole: what it waits for at startup."""
+"""The controller as a whole: what it waits for at startup, and how its parts are wired."""
 
 import json
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import cast
 
 import anyio
 import pytest
 
+from pgrole_controller.controller.app import Config, _RunningController
+from pgrole_controller.controller.declaration import ControllerConfig
 from pgrole_controller.controller.errors import CannotStart
+from pgrole_controller.controller.health import Health
+from pgrole_controller.controller.leadership import Leadership
 from pgrole_controller.controller.namespaces import read_cluster_id
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import ApiError, Unreachable
+from pgrole_controller.kube.stored_object import pack
 from tests.timelapse import in_timelapse
 
 DEADLINE = 600.0
@@ -51,3 +57,14 @@ async def test_startup_ignores_answers_that_a_proxy_sends_for_the_api_server() -
 async def test_a_cluster_id_that_cannot_be_read_is_an_immediate_error_with_its_remedy(status: int) -> None:
     with pytest.raises(CannotStart, match="Grant get on it, or set --cluster-id"):
         await read_from(ApiError(status, "", ""))
+
+
+async def test_a_pgserver_may_name_any_live_server_while_its_secret_is_read_before_it_has_a_worker() -> None:
+    """Its objects' claims are no orphans there."""
+    client = SimpleNamespace(may_write=True)
+    client.limited = lambda _: client
+    config = Config(None, ControllerConfig())
+    running = _RunningController(config, cast("Client", client), "c1", Health(), Leadership())
+    metadata = {"name": "second", "uid": "u2", "resourceVersion": "1", "generation": 1}
+    running._observed.pgservers.put(pack({"kind": "PgServer", "metadata": metadata, "spec": {}}))
+    assert running._context.live_servers.unknown() == {"second"}

@@ -568,6 +568,19 @@ def test_the_conflict_of_two_declarations_of_a_server_names_the_one_that_holds_i
     assert (refused.value.reason, refused.value.message) == (Reason.CONFLICT, expected)
 
 
+def test_servers_without_a_session_are_those_that_are_stored_or_declared_and_held_by_none() -> None:
+    identity = Identity("18.4", 180004, 7, datetime(2026, 5, 6, tzinfo=UTC), frozenset(), True, True)
+    first = ServerConfig("first", None, ServerPolicy(), Address("db", 5432, "postgres", "require"))
+    holder = HeldServer(first)
+    live = LiveServers(lambda: ["first", "second"])
+    live.add(HeldServer(replace(first, name="default")))  # of PGROLE_DSN
+    live.add(holder)
+    live.hold(holder, identity)
+    assert live.unknown() == {"default", "second"}
+    live.release(holder)
+    assert live.unknown() == {"default", "first", "second"}
+
+
 def test_whoever_was_refused_for_a_conflict_tries_again_when_a_pgserver_is_removed() -> None:
     config = ServerConfig("a", None, ServerPolicy(), Address("db", 5432, "postgres", "require"))
     conflict, away = Refused(Reason.CONFLICT, "x"), Transient(Reason.SERVER_NOT_READY, "x")
