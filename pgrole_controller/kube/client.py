@@ -4,6 +4,7 @@ import logging
 import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import anyio
@@ -31,6 +32,14 @@ CONNECT_TIMEOUT = 10.0  # seconds
 REQUEST_TIMEOUT = 30.0
 
 
+@dataclass(slots=True)
+class _Renewals:
+    """Those of credentials that several clients use: one at a time, and how many there were."""
+
+    lock: anyio.Lock = field(default_factory=anyio.Lock)
+    count: int = 0
+
+
 class Client:
     def __init__(
         self,
@@ -38,14 +47,14 @@ class Client:
         known: credentials.Credentials,
         may_write: Callable[[], bool] = lambda: True,
         reachability: Reachability | None = None,
+        renewals: _Renewals | None = None,
     ) -> None:
         """Call `connect` instead."""
         self.reachability = reachability or Reachability()
         self._transport = transport
         self._credentials = known
         self._may_write = may_write
-        self._renewing = anyio.Lock()
-        self._renewals = 0
+        self._renewals = renewals or _Renewals()
 
     @classmethod
     @asynccontextmanager
@@ -81,7 +90,7 @@ class Client:
         """Returns a client that always reads, but writes only while `may_write` is true; otherwise it raises
         Unreachable.
         """
-        return Client(self._transport, self._credentials, may_write, self.reachability)
+        return Client(self._transport, self._credentials, may_write, self.reachability, self._renewals)
 
     async def request(
         self,
@@ -135,7 +144,7 @@ class Client:
 
     async def _send(self, request: ApiRequest) -> HttpAnswer:
         """Renews credentials once if the server no longer accepts them."""
-        before = self._renewals
+        before = self._renewals.count
         response = await self._call(request)
         if response.status != 401:
             return response
@@ -154,10 +163,10 @@ class Client:
 
     async def _renew(self, before: int, request: ApiRequest) -> None:
         """`before`: number of renewals when the refused request was sent; a renewal since then suffices."""
-        async with self._renewing:
-            if self._renewals != before:
+        async with self._renewals.lock:
+            if self._renewals.count != before:
                 return
-            self._renewals += 1
+            self._renewals.count += 1
             log.info("credentials refused, reading them again", extra={"source": self._credentials.source})
             try:
                 if await self._credentials.renew():

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 import yaml
 from aiohttp import web
@@ -217,6 +218,28 @@ async def test_an_exec_plugin_without_a_new_token_does_not_run_again_at_once(tmp
                 with pytest.raises((ApiError, Unreachable), match=error):
                     await client.request("GET", WIDGETS.path())
         assert runs.read_text() == "\n"
+
+
+async def test_an_exec_plugin_runs_once_when_two_clients_of_its_token_are_refused(tmp_path: Path) -> None:
+    """The controller's elector has one of its own, and a plugin may open a browser each time."""
+    fake, said, runs = FakeApiServer(), tmp_path / "said", tmp_path / "runs"
+    api_version = "client.authentication.k8s.io/v1"
+
+    def say(token: str) -> None:
+        status = {"token": token, "expirationTimestamp": "2999-01-01T00:00:00Z"}
+        said.write_text(json.dumps({"apiVersion": api_version, "kind": "ExecCredential", "status": status}))
+
+    say("first")
+    plugin = {"apiVersion": api_version, "command": "sh", "args": ["-c", f"echo >> {runs}; cat {said}"]}
+    async with fake.serve(tmp_path / "k"), Client.connect(as_user(tmp_path / "k", {"exec": plugin})) as client:
+        runs.unlink()
+        say("second")
+        fake.faults["list"] += [refuse(401, "Unauthorized"), refuse(401, "Unauthorized")]
+        async with anyio.create_task_group() as tasks:
+            for one in (client, client.limited(lambda: True)):
+                tasks.start_soon(one.request, "GET", WIDGETS.path())
+    assert tokens(fake) == ["Bearer first"] * 2 + ["Bearer second"] * 2
+    assert runs.read_text() == "\n"
 
 
 async def test_a_token_stays_in_use_while_the_exec_plugin_fails(
