@@ -6,13 +6,15 @@ from dataclasses import replace
 from typing import Any, NoReturn
 
 import anyio
+import asyncpg
 import pytest
 
 from pgrole_controller.controller.privileges import large_rounds
-from pgrole_controller.controller.privileges.small_rounds import Notice
+from pgrole_controller.controller.privileges.grantees import Grantees
+from pgrole_controller.controller.privileges.small_rounds import Notice, SmallRounds
 from pgrole_controller.core.errors import Reason, Transient
 from pgrole_controller.core.privileges.grantee import SchemaAccess, Takeover
-from pgrole_controller.core.privileges.privilege_result import Evidence, News
+from pgrole_controller.core.privileges.privilege_result import Evidence, News, PrivilegeResult
 from pgrole_controller.core.server_options import DatabaseMode
 from pgrole_controller.local.process import reached
 from pgrole_controller.postgres.connection import Connection
@@ -221,6 +223,39 @@ async def test_what_a_complete_read_found_before_a_small_round_corrected_it_is_n
     assert result is not None
     assert (result.drift_count, result.error) == (1, None)
     assert await world.count_drifts() == 1
+
+
+async def test_what_a_small_round_could_not_repair_is_not_over_when_a_complete_read_that_began_before_ends(
+    world: DatabaseWorkerWorld, reads: HeldReads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.declare(READ)
+    finish, report = SmallRounds.finish, Grantees.report
+    ended, reported = anyio.Event(), list[PrivilegeResult]()
+
+    def finish_and_note(rounds: SmallRounds) -> None:
+        finish(rounds)
+        ended.set()
+
+    def report_and_note(grantees: Grantees, server: str, result: PrivilegeResult) -> None:
+        reported.append(result)
+        report(grantees, server, result)
+
+    other = await asyncpg.connect(world.server.dsn(database=world.database))
+    async with world.working() as worker:
+        await world.wait_settled()
+        async with reads.hold() as held:
+            worker.note_everything()
+            await held.wait()
+            await other.execute("BEGIN; LOCK TABLE app.orders IN SHARE UPDATE EXCLUSIVE MODE")
+            await world.hand.execute(f"GRANT UPDATE ON app.orders TO {world.role}")
+            before = await world.wait(lambda result: result.error is not None)
+            monkeypatch.setattr(SmallRounds, "finish", finish_and_note)
+            monkeypatch.setattr(Grantees, "report", report_and_note)
+        with anyio.fail_after(DEADLINE):
+            await ended.wait()
+        assert {(one.error, one.confirmed) for one in reported} == {(before.error, False)}
+        await other.close()
+        await world.wait(lambda result: result.error is None and result.drift_count == 1)
 
 
 async def test_a_revoke_on_a_table_of_a_small_round_is_drift(world: DatabaseWorkerWorld, reads: HeldReads) -> None:

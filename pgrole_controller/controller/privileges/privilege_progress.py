@@ -248,15 +248,13 @@ def shorten_drift(drift: PrivilegeDrift) -> dict[str, object]:
     }
 
 
-def find_error(one: PrivilegeProgress, database: str) -> PgRoleError | None:
-    """Returns why the role's privileges are not as declared: a contest, a failure, or what is pending."""
+def _find_obstacle(one: PrivilegeProgress, database: str) -> PgRoleError | None:
+    """Returns what kept the role from being repaired: a contest, or a failure."""
     for name in sorted(one.held):
         where = f'privileges in database "{database}"'
         told = describe_field(f'{where}, granted by "{name}"', one.role.contests[name])
         return Transient(Reason.CONTESTED, told)
-    if one.error is not None:
-        return one.error
-    return _combine_pending(one.role.pending, f'spec.privileges: database "{database}": ')
+    return one.error
 
 
 def _combine_pending(pending: Iterable[PgRoleError], where: str) -> PgRoleError | None:
@@ -271,21 +269,27 @@ def _combine_pending(pending: Iterable[PgRoleError], where: str) -> PgRoleError 
     return first.reword(join_messages(messages, LONGEST_OF_DATABASE))
 
 
-def build_result(one: PrivilegeProgress, database: str, *, complete: bool) -> PrivilegeResult:
+def build_result(one: PrivilegeProgress, database: str, *, complete: bool, last: int) -> PrivilegeResult:
     """Returns what to report about the role, and notes its failure. Unless the read was `complete`, an earlier one is
-    not over. What is pending belongs to the present declaration, and keeps no former one in the claim.
+    not over, and neither is an obstacle that a small round met since that read began. `last`: number of the last read
+    before it. What is pending belongs to the present declaration, and keeps no former one in the claim.
     """
-    role = one.role
-    if complete or one.error is not None:
+    role, obstacle = one.role, _find_obstacle(one, database)
+    met, number = role.obstacle
+    newer = met if complete and obstacle is None and number > last else None
+    if obstacle is not None:
+        role.obstacle = obstacle, one.decided
+    if newer is None and (complete or one.error is not None):
         role.failure = one.error
-    error = find_error(one, database) or role.failure
+    pending = _combine_pending(role.pending, f'spec.privileges: database "{database}": ')
+    error = newer or obstacle or pending or role.failure
     return PrivilegeResult(
         one.grantee.key,
         one.grantee.uid,
         database,
         role.digest,
         error,
-        confirmed=role.confirmed and role.failure is None and one.error is None and not one.held,
+        confirmed=role.confirmed and role.failure is None and obstacle is None and newer is None,
         drift_count=one.applied.drift_count,
         last_drifts=role.last_drifts,
         reported=role.reported,

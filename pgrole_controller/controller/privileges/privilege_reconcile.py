@@ -323,7 +323,7 @@ class PrivilegeReconcile:
             role.pending, role.reported = decision.pending, phrases(decision.reported)
             role.declarable = any(difference.declarable for difference in decision.reported)
             role.confirmed = decision.confirmed
-        return build_result(one, self._session.database, complete=complete)
+        return build_result(one, self._session.database, complete=complete, last=self._last_read)
 
     def _announce_reported(self, one: PrivilegeProgress) -> None:
         """Drift that is left as it is, once."""
