@@ -145,8 +145,10 @@ class Databases:
         """These roles were created or changed; None: any. A declaration may wait for one of them, or name one that was
         renamed.
         """
+        server = self._config().name
         for name, served in self._served.items():
-            if waiting := served.worker.memory.waiting_for(names, name):
+            naming = self._grantees.naming(server, name, names)
+            if waiting := served.worker.memory.waiting_for(names) | naming:
                 served.worker.note_awaited(waiting)
                 self._rotation.wake({name})
 

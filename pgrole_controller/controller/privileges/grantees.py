@@ -8,6 +8,7 @@ reconcile the object again, which writes status and Events; one that differs onl
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
+from pgrole_controller.controller.privileges.creator_index import CreatorIndex
 from pgrole_controller.core.drift_record import MOST
 from pgrole_controller.core.privileges.grantee import Grantee
 from pgrole_controller.core.privileges.privilege_result import News, PrivilegeNews, PrivilegeResult
@@ -21,6 +22,7 @@ class Grantees:
     def __init__(self) -> None:
         self._published: dict[str, dict[Key, Grantee]] = {}
         self._by_database: dict[str, dict[str, dict[Key, Grantee]]] = {}  # by server and database
+        self._creators: dict[str, CreatorIndex] = {}  # by server
         self._results: dict[tuple[str, Key], dict[str, PrivilegeResult]] = {}
         self._on_change: Callable[[str, Key, frozenset[str]], None] = lambda _server, _key, _databases: None
         self._on_result: Callable[[str, Key], None] = lambda _server, _key: None
@@ -73,10 +75,12 @@ class Grantees:
         self._results.pop((server, key), None)
         if before is not None:
             self._drop(server, key, before.databases)
+            self._creators[server].replace(before, None)
             self._on_change(server, key, before.databases)
 
     def _put(self, server: str, before: Grantee | None, grantee: Grantee) -> None:
         self._published.setdefault(server, {})[grantee.key] = grantee
+        self._creators.setdefault(server, CreatorIndex()).replace(before, grantee)
         if before is not None:
             self._drop(server, grantee.key, before.databases - grantee.databases)
         places = self._by_database.setdefault(server, {})
@@ -107,6 +111,11 @@ class Grantees:
     def published_in(self, server: str, database: str) -> Mapping[Key, Grantee]:
         """Returns a live view: copy it before awaiting."""
         return self._by_database.get(server, {}).get(database, {})
+
+    def naming(self, server: str, database: str, creators: Collection[str] | None) -> frozenset[Key]:
+        """The roles, except adoptees, whose declarations there name one of these creators; None: any creator."""
+        index = self._creators.get(server)
+        return frozenset() if index is None else index.find(database, creators)
 
     def databases(self, server: str) -> frozenset[str]:
         """Every database that a published Grantee names."""

@@ -46,7 +46,6 @@ class PrivilegeMemory:
     _reach: tuple[tuple[Grantee, ...], PrivilegeReach] | None = None
     _index: GranteeIndex | None = None
     _weight: int | None = None
-    _creators: dict[str, set[Key]] | None = None
     _terms: dict[Key, tuple[Grantee, PrivilegeTerms]] = field(default_factory=dict)
     _equal: dict[PrivilegeTerms, PrivilegeTerms] = field(default_factory=dict)
     _known: dict[ObjectId, int] | None = None
@@ -83,7 +82,7 @@ class PrivilegeMemory:
         some = tuple(grantees)
         if some == self._kept:
             return
-        self._kept, self._index, self._weight, self._creators = some, None, None, None
+        self._kept, self._index, self._weight = some, None, None
         self._resting = frozenset(one.key for one in some if one.rests)
         kept, roles = {one.key for one in some}, {one.oid for one in some}
         self._roles = {key: one for key, one in self._roles.items() if key in kept}
@@ -142,24 +141,11 @@ class PrivilegeMemory:
         """
         return frozenset(key for key, one in self._roles.items() if one.pending)
 
-    def waiting_for(self, roles: Collection[str] | None, database: str) -> frozenset[Key]:
-        """Returns those that may wait for one of these roles to be created, and those that name one as a creator, which
-        may have another name now; None: for any role.
-        """
-        absent, creators = self.absent_creators, self._creators_in(database)
+    def waiting_for(self, roles: Collection[str] | None) -> frozenset[Key]:
+        """Returns those that may wait for one of these roles to be created; None: for any role."""
+        absent = self.absent_creators
         found = absent if roles is None else absent.intersection(roles)
-        waiting = self.waiting() if found else frozenset[Key]()
-        named = creators.keys() if roles is None else creators.keys() & set(roles)
-        return waiting.union(*(creators[name] for name in named))
-
-    def _creators_in(self, database: str) -> dict[str, set[Key]]:
-        """The roles whose declarations there name each creator."""
-        if self._creators is None:
-            self._creators = {}
-            for one in self._kept:
-                for name in PrivilegeReach.of(database, (one,)).creators if one.names_creators(database) else ():
-                    self._creators.setdefault(name, set()).add(one.key)
-        return self._creators
+        return self.waiting() if found else frozenset()
 
     def note_creators(self, declared: Collection[str], existing: Collection[str], *, whole: bool) -> None:
         """`declared`: roles that declarations name, `whole`: all of them."""
