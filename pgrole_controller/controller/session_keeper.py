@@ -90,9 +90,10 @@ class SessionKeeper:
         enqueue_all: Callable[[RequestReason, Rank], None],
         on_database: OnChange = lambda _names: None,
         on_suspension: Callable[[], None] = lambda: None,
+        on_rename: OnChange = lambda _names: None,
     ) -> None:
-        """`work` runs for as long as the session. `on_change`, `on_database`: as in `run_session`. `on_suspension`:
-        changes were suspended on the server, or are no longer.
+        """`work` runs for as long as the session. `on_change`, `on_database`, `on_rename`: as in `run_session`.
+        `on_suspension`: changes were suspended on the server, or are no longer.
         """
         self.server = server
         self.state = SessionState.CONNECTING
@@ -104,6 +105,7 @@ class SessionKeeper:
         self._work = work
         self._on_change = on_change
         self._on_database = on_database
+        self._on_rename = on_rename
         self._on_suspension = on_suspension
         self._enqueue_all = enqueue_all
         self._status_claims = StatusClaims()
@@ -171,6 +173,7 @@ class SessionKeeper:
                 may_install=server.may_install,
                 on_change=self._on_change,
                 on_database=self._on_database,
+                on_rename=self._on_rename,
                 work=self._begin,
                 suspended=self.note_suspended,
                 status_claims=self._status_claims,

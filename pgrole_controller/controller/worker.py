@@ -70,6 +70,7 @@ class ServerWorker:
             self.enqueue_all,
             lambda names: self.databases.note_databases(names),
             self._note_suspension,
+            lambda names: self.databases.note_renamed(names),
         )
         self.ended = anyio.Event()  # since the queue is closed
         self.retimed = Signal()  # pulsed when the period of the resync changes

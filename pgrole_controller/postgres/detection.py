@@ -58,17 +58,19 @@ async def open_detector(
     interval: float,
     on_change: OnChange,
     on_database: OnChange = lambda _names: None,
+    on_rename: OnChange = lambda _names: None,
 ) -> Detector:
     """Starts the best possible mode. The stack closes its connections. Raises PgRoleError if a requested mode fails.
 
-    `on_database` is called with the names of changed databases, only with Watch; None: any database.
+    `on_database` is called with the names of changed databases, only with Watch; None: any database. `on_rename` is
+    called with names that another role has now, or none; None: any name.
     """
     why = found.missing.message if found.missing else ""
     await_better: Callable[[], Coroutine[Any, Any, None]] | None = None
     if detection in (Mode.AUTO, Mode.WATCH) and not found.missing:
         try:
             async with explaining(writer):
-                return await stack.enter_async_context(_watching(endpoint, found, on_change, on_database))
+                return await stack.enter_async_context(_watching(endpoint, found, on_change, on_database, on_rename))
         except PgRoleError as error:
             if detection is Mode.WATCH or not (is_lacking(error) or isinstance(error, watch.NotDelivered)):
                 raise
@@ -78,17 +80,17 @@ async def open_detector(
     if detection is Mode.RESYNC:
         return await stack.enter_async_context(_resyncing(endpoint, found))
     why = why if detection is Mode.AUTO else ""
-    polling = await stack.enter_async_context(_polling(endpoint, found, interval, on_change, why))
+    polling = await stack.enter_async_context(_polling(endpoint, found, interval, on_change, on_rename, why))
     return replace(polling, await_better=await_better)
 
 
 @asynccontextmanager
 async def _watching(
-    endpoint: Endpoint, found: Capabilities, on_change: OnChange, on_database: OnChange
+    endpoint: Endpoint, found: Capabilities, on_change: OnChange, on_database: OnChange, on_rename: OnChange
 ) -> AsyncIterator[Detector]:
     async with connect(endpoint, "listen") as listener, connect(endpoint, "watch", **_WATCHING) as watcher:
         await _check_same(found.identity, listener, watcher)
-        await watch.listen(listener, watcher, on_change, on_database)
+        await watch.listen(listener, watcher, on_change, on_database, on_rename)
         await watch.observe(watcher, guarded=found.guarded)
         lock = anyio.Lock()
         tasks = (partial(watch.watch, watcher, found.guarded), partial(watch.keep_alive, listener, lock))
@@ -100,20 +102,21 @@ async def _await_delivery(endpoint: Endpoint, found: Capabilities, seconds: floa
     while True:
         await anyio.sleep(seconds)
         with suppress(PgRoleError):
-            async with _watching(endpoint, found, lambda _names: None, lambda _names: None):
+            async with _watching(endpoint, found, *3 * [lambda _names: None]):
                 return
 
 
 @asynccontextmanager
 async def _polling(
-    endpoint: Endpoint, found: Capabilities, interval: float, on_change: OnChange, why: str
+    endpoint: Endpoint, found: Capabilities, interval: float, on_change: OnChange, on_rename: OnChange, why: str
 ) -> AsyncIterator[Detector]:
     async with connect(endpoint, "poll") as connection:
         await _check_same(found.identity, connection)
         lock = anyio.Lock()
         poller = Poller(connection, lock, found.identity)
         await poller.compare()
-        yield Detector(Mode.POLL, (connection,), (partial(poller.run, interval, on_change),), lock, poller, why)
+        run = partial(poller.run, interval, on_change, on_rename)
+        yield Detector(Mode.POLL, (connection,), (run,), lock, poller, why)
 
 
 @asynccontextmanager

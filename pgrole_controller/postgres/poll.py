@@ -10,7 +10,7 @@ session, so that no one can construct two states with the same digest.
 
 import secrets
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
 import anyio
@@ -20,6 +20,7 @@ from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.capabilities import Identity
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.rows import Row, fetch, first
+from pgrole_controller.postgres.watch import OnNames
 
 #: Time limit of one round, in seconds.
 ROUND_SECONDS = 15.0
@@ -45,6 +46,7 @@ class Poller:
         self._snapshot: str | None = None
         self._digests, self._names = b"", b""
         self._again: set[str] = set()  # to be announced in the next round in any case
+        self.renamed: tuple[str, ...] | None = ()  # names that another role has since the last round; None: any
 
     def doubt(self, names: Iterable[str]) -> None:
         """The controller changed these roles; the next round announces them."""
@@ -52,7 +54,7 @@ class Poller:
 
     async def compare(self) -> set[str]:
         """One round: the names of the roles to announce. Raises PgRoleError."""
-        again, self._again = self._again, set()
+        again, self._again, self.renamed = self._again, set(), ()
         async with self._lock:
             rows = await fetch(
                 self._connection,
@@ -74,18 +76,23 @@ class Poller:
         self._digests, self._names = now
         if initial:
             return again
-        differing = _readable(find_differing(before, now))
+        found, renamed = find_differing(before, now)
+        differing, self.renamed = _readable(found), tuple(_readable(renamed)) if len(found) <= MANY else None
         self._again |= differing
         return again | differing
 
-    async def run(self, interval: float, on_change: Callable[[tuple[str, ...] | None], None]) -> NoReturn:
-        """Runs a round every `interval` seconds, and announces changed roles (None: all). Raises PgRoleError."""
+    async def run(self, interval: float, on_change: OnNames, on_rename: OnNames = lambda _names: None) -> NoReturn:
+        """Runs a round every `interval` seconds, and announces changed roles (None: all); with `on_rename` names that
+        another role has now, or none. Raises PgRoleError.
+        """
         due = anyio.current_time() + interval
         while True:
             await anyio.sleep_until(due)
             names = await self.compare()
             if names:
                 on_change(tuple(names) if len(names) <= MANY else None)
+            if self.renamed != ():
+                on_rename(self.renamed)
             due = max(due, anyio.current_time()) + interval
 
 
@@ -101,14 +108,16 @@ def _read(rows: Sequence[Row]) -> tuple[bytes, bytes] | None:
     return digests, names
 
 
-def find_differing(before: tuple[bytes, bytes], now: tuple[bytes, bytes]) -> set[bytes]:
-    """The names of the roles that differ between two rounds, each given as (digests, names) in the order of the oids.
+def find_differing(before: tuple[bytes, bytes], now: tuple[bytes, bytes]) -> tuple[set[bytes], set[bytes]]:
+    """The names of the roles that differ between two rounds, each given as (digests, names) in the order of the oids,
+    and those of them that belong to another role, or to none.
 
     Compares stretches of the same oids, since mostly few differ. Stops once more than MANY differ.
     """
     old, new, size = before[0], now[0], _ENTRY.size
     old_names, new_names = before[1].split(b"\0"), now[1].split(b"\0")
     found: set[bytes] = set()
+    renamed: set[bytes] = set()
     place = new_place = 0
     while place < len(old) and len(found) <= MANY:
         end = min(place + _STRETCH, len(old))
@@ -117,9 +126,15 @@ def find_differing(before: tuple[bytes, bytes], now: tuple[bytes, bytes]) -> set
             gone = set(zip(_split(old[place:end]), old_names[place // size : end // size], strict=True))
             come = set(zip(_split(new[new_place:new_end]), new_names[new_place // size : new_end // size], strict=True))
             found.update(name for _, name in gone ^ come)
+            renamed.update(name for _, name in _owners_of(gone) ^ _owners_of(come))
         place, new_place = end, new_end
-    found.update(new_names[new_place // size :][: MANY + 1])
-    return found
+    created = new_names[new_place // size :][: MANY + 1]
+    return found.union(created), renamed.union(created)
+
+
+def _owners_of(entries: Iterable[tuple[bytes, bytes]]) -> set[tuple[bytes, bytes]]:
+    """Oids and names."""
+    return {(entry[:_OID], name) for entry, name in entries}
 
 
 def _end_of(digests: bytes, place: int, oid: bytes, guess: int) -> int:

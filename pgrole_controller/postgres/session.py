@@ -227,6 +227,7 @@ async def run_session(
     may_install: bool,
     on_change: OnChange,
     on_database: OnChange = lambda _names: None,
+    on_rename: OnChange = lambda _names: None,
     work: Callable[[Session], Awaitable[None]],
     suspended: Callable[[bool], None] = lambda _: None,
     status_claims: StatusClaims | None = None,
@@ -237,11 +238,11 @@ async def run_session(
     With a `candidate`, the session changes nothing until this process leads. It waits with its connections open until
     this process holds the Lease or, while Kubernetes cannot be reached, until no process leads this database.
 
-    `on_change` is called with the names of changed roles, and `on_database` with those of changed databases. Detection
-    starts before `work`, so `work` misses no change that is committed after it starts. `suspended` is called every
-    BEAT_PERIOD with whether a superuser has suspended all changes. `interval` is the time between two rounds of Poll in
-    seconds. `status_claims` holds the claims if schema pgrole does not exist; pass the same instance to every session
-    with the server.
+    `on_change` is called with the names of changed roles, `on_database` with those of changed databases, and
+    `on_rename` with names that another role has now, or none. Detection starts before `work`, so `work` misses no
+    change that is committed after it starts. `suspended` is called every BEAT_PERIOD with whether a superuser has
+    suspended all changes. `interval` is the time between two rounds of Poll in seconds. `status_claims` holds the
+    claims if schema pgrole does not exist; pass the same instance to every session with the server.
 
     Returns when `work` returns, or when the controller's privileges or schema pgrole have changed; the caller then
     starts another session. Raises PgRoleError if the session cannot be started or fails.
@@ -258,6 +259,7 @@ async def run_session(
             interval=interval,
             on_change=on_change,
             on_database=on_database,
+            on_rename=on_rename,
         )
         found, detector, fence = await _await_lead(candidate, writer, open_chosen)
         if found is None or fence is None:

@@ -11,7 +11,7 @@ import json
 import logging
 import math
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NoReturn, TypeAlias
 
@@ -43,12 +43,27 @@ def read_names(payload: str) -> tuple[str, ...] | None:
     return _read(payload, "many", ("name", "was", "claim"))
 
 
+def read_renamed(payload: str) -> tuple[str, ...] | None:
+    """The names in a payload that another role has now, or none; EVERYTHING as above; empty for any other payload."""
+    return _read(payload, "many", ("name", "was"), _is_about_a_name)
+
+
+def _is_about_a_name(message: Mapping[str, object]) -> bool:
+    return "was" in message or message.get("op") in ("insert", "delete")
+
+
 def read_databases(payload: str) -> tuple[str, ...] | None:
     """The names of databases in a payload; EVERYTHING for `{"op": "databases"}`; empty for any other payload."""
     return _read(payload, "databases", ("database", "database_was"))
 
 
-def _read(payload: str, all_of_them: str, items: Sequence[str]) -> tuple[str, ...] | None:
+def _read(
+    payload: str,
+    all_of_them: str,
+    items: Sequence[str],
+    counts: Callable[[Mapping[str, object]], bool] = lambda _message: True,
+) -> tuple[str, ...] | None:
+    """`counts`: whether a message's names do."""
     if len(payload) > _LONGEST:
         return ()
     try:
@@ -59,7 +74,7 @@ def _read(payload: str, all_of_them: str, items: Sequence[str]) -> tuple[str, ..
         return ()
     if message.get("op") == all_of_them:
         return EVERYTHING
-    names = (message.get(item) for item in items)
+    names = (message.get(item) for item in (items if counts(message) else ()))
     return tuple(name for name in names if isinstance(name, str) and len(name) <= _LONGEST_NAME)
 
 
@@ -67,9 +82,10 @@ def _read(payload: str, all_of_them: str, items: Sequence[str]) -> tuple[str, ..
 OnNames: TypeAlias = Callable[[tuple[str, ...] | None], None]
 
 
-def read_all(
-    payloads: Iterable[bytes], read: Callable[[str], tuple[str, ...] | None] = read_names
-) -> tuple[set[str], bool]:
+ReadNames: TypeAlias = Callable[[str], tuple[str, ...] | None]
+
+
+def read_all(payloads: Iterable[bytes], read: ReadNames) -> tuple[set[str], bool]:
     """The names in these payloads, and whether one of them means EVERYTHING."""
     found: set[str] = set()
     everything = False
@@ -145,13 +161,19 @@ class NotificationHandler:
     """
 
     def __init__(
-        self, watcher_pid: int, token: str, on_change: OnNames, on_database: OnNames = lambda _names: None
+        self,
+        watcher_pid: int,
+        token: str,
+        on_change: OnNames,
+        on_database: OnNames = lambda _names: None,
+        on_rename: OnNames = lambda _names: None,
     ) -> None:
         self.greeted = anyio.Event()
         self._watcher_pid = watcher_pid
         self._greeting = greeting(token).encode()
         self._on_change = on_change
         self._on_database = on_database
+        self._on_rename = on_rename
         self._next = 0.0  # loop time from which other sessions may announce all roles again
         self._later: asyncio.TimerHandle | None = None
 
@@ -163,32 +185,20 @@ class NotificationHandler:
             self.greeted.set()
         ours = [payload for pid, payload in noted if pid == self._watcher_pid]
         theirs = [payload for pid, payload in noted if pid != self._watcher_pid]
-        names, everything = read_all(ours)
-        more, requested = read_all(theirs)
-        if names := names | more:
-            self._on_change(tuple(names))
-        if everything:
-            self._on_change(None)
-        every_database = self._receive_databases(ours, theirs)
-        if left_out or every_database or (requested and not everything):
+        every_role = _pass_on(ours, theirs, read_names, self._on_change)
+        _pass_on(ours, theirs, read_renamed, self._on_rename)
+        every_database = _pass_on(ours, theirs, read_databases, self._on_database)
+        if left_out or every_role or every_database:
             self._announce_everything()
-
-    def _receive_databases(self, ours: list[bytes], theirs: list[bytes]) -> bool:
-        """Returns whether other sessions announced all databases."""
-        names, everything = read_all(ours, read_databases)
-        more, requested = read_all(theirs, read_databases)
-        if names := names | more:
-            self._on_database(tuple(names))
-        if everything:
-            self._on_database(None)
-        return requested and not everything
 
     def stop(self) -> None:
         if self._later is not None:
             self._later.cancel()
 
     def _announce_everything(self) -> None:
-        """Announces all roles and databases, FOREIGN_SECONDS after the last time at the earliest."""
+        """Announces all roles and databases, FOREIGN_SECONDS after the last time at the earliest; not that each role
+        may have been renamed, which is expensive to look at.
+        """
         if self._later is not None:
             return
         loop = asyncio.get_running_loop()
@@ -201,21 +211,34 @@ class NotificationHandler:
         self._on_database(None)
 
 
+def _pass_on(ours: list[bytes], theirs: list[bytes], read: ReadNames, on_names: OnNames) -> bool:
+    """Returns whether only other sessions announced everything."""
+    names, everything = read_all(ours, read)
+    more, requested = read_all(theirs, read)
+    if names := names | more:
+        on_names(tuple(names))
+    if everything:
+        on_names(None)
+    return requested and not everything
+
+
 async def listen(
     listener: Connection,
     watcher: Connection,
     on_change: OnNames,
     on_database: OnNames = lambda _names: None,
+    on_rename: OnNames = lambda _names: None,
 ) -> None:
     """LISTENs, and verifies that notifications of the watch connection arrive, which a pooler may prevent.
 
     `on_change`: roles changed. `on_database`: databases were created, renamed or dropped, or have another owner or ACL.
-    Raises NotDelivered if they do not arrive, and other PgRoleErrors.
+    `on_rename`: another role has these names now, or none, after a role was created, renamed or dropped. Raises
+    NotDelivered if they do not arrive, and other PgRoleErrors.
     """
     token = secrets.token_hex(8)
     with translate_errors():
         pid = await watcher.fetchval("SELECT pg_catalog.pg_backend_pid()")
-        handler = NotificationHandler(pid, token, on_change, on_database)
+        handler = NotificationHandler(pid, token, on_change, on_database, on_rename)
         listener.add_termination_listener(lambda _connection: handler.stop())
     problem = "a notification sent on one connection does not arrive on another"
     await _listen(listener, watcher, handler.notes(), greeting(token), handler.greeted, problem)

@@ -2,6 +2,7 @@
 notified.
 """
 
+import json
 from collections.abc import AsyncIterator
 
 import asyncpg
@@ -11,7 +12,7 @@ import pytest_asyncio
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.schema import install
-from pgrole_controller.postgres.watch import read_names
+from pgrole_controller.postgres.watch import read_names, read_renamed
 from tests.integration.sql_support import NotificationListener, listening, role_oid, seen_home
 
 HOLDS = "SELECT role_oid FROM pgrole.claim WHERE role_name = $1 AND released_at IS NULL"
@@ -159,6 +160,23 @@ async def test_a_notification_about_a_renamed_role_names_its_claim(
         await home.execute("SELECT pgrole.observe()")
         (message,) = await listener.so_far()
         assert {"op": op, "oid": one, "name": "renamed", "claim": "one"}.items() <= message.items()
+
+
+async def test_a_notification_tells_whether_another_role_has_the_name(
+    home: Connection, listener: NotificationListener
+) -> None:
+    for statement, names in (
+        ("ALTER ROLE one CREATEDB", ()),
+        ("ALTER ROLE one RENAME TO renamed", ("renamed", "one")),
+        ("ALTER ROLE renamed SET work_mem = '1MB'", ()),
+        ("DROP ROLE renamed", ("renamed",)),
+        ("CREATE ROLE one", ("one",)),
+    ):
+        await home.execute(statement)
+        await listener.so_far()
+        await home.execute("SELECT pgrole.observe()")
+        (message,) = await listener.so_far()
+        assert read_renamed(json.dumps(message)) == names, statement
 
 
 async def test_a_notification_omits_a_released_claim_and_one_under_the_same_name(

@@ -587,9 +587,34 @@ async def test_a_creator_that_is_renamed_is_missed_at_once(
     async with three.serving() as served:
         await three.wait_settled(*three.names)
         await three.home.execute(f"ALTER ROLE {creator} RENAME TO {renamed}")
-        served.note_roles((creator, renamed))
+        served.note_renamed((creator, renamed))
         for name in three.names:
             await three.wait(lambda: misses(name), f"{name} misses it")  # noqa: B023 -- awaited here
     for hand in three.hands.values():
         await hand.execute(f"DROP OWNED BY {renamed}")
     await three.home.execute(f"DROP ROLE {renamed}")
+
+
+async def test_a_creator_that_keeps_its_name_causes_no_reads(
+    three: DatabasesWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A change of the role that creates a team's objects would read the whole database for each role that names it."""
+    creator = f"{three.role}_creator"
+    policy = replace(POLICY, rules=(PrivilegeRule(), PrivilegeRule(owned_by=(creator,))))
+    declared = {name: DatabasePrivileges(name, schemas=(READ,), created_by=(creator,)) for name in three.names}
+    await three.home.execute(f"CREATE ROLE {creator}")
+    three.grantees.publish(SERVER, Grantee(KEY, "uid-1", 1, three.role, three.oid, declared, policy=policy))
+    noted: list[frozenset[Key]] = []
+    monkeypatch.setattr(DatabaseWorker, "note_awaited", lambda _worker, keys: noted.append(keys))
+    async with three.serving() as served:
+        await three.wait_settled(*three.names)
+        served.note_roles((creator,))
+        served.note_roles(None)
+        assert noted == []
+        served.note_renamed(("another",))
+        assert noted == []
+        served.note_renamed((creator,))
+        assert noted == [frozenset({KEY})] * len(three.names)
+    for hand in three.hands.values():
+        await hand.execute(f"DROP OWNED BY {creator}")
+    await three.home.execute(f"DROP ROLE {creator}")

@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 from pgrole_controller.core.errors import Transient
 from pgrole_controller.postgres import watch
 from pgrole_controller.postgres.connection import Connection
-from pgrole_controller.postgres.watch import EVERYTHING, greeting, read_databases, read_names
+from pgrole_controller.postgres.watch import (
+    EVERYTHING,
+    NotificationHandler,
+    greeting,
+    read_databases,
+    read_names,
+    read_renamed,
+)
 from tests.timelapse import in_timelapse
 
 
@@ -19,6 +26,29 @@ def test_a_payload_names_the_role_and_its_former_name() -> None:
     assert read_names('{"op":"insert","oid":1,"name":"app"}') == ("app",)
     assert read_names('{"op":"update","oid":1,"name":"new","was":"old"}') == ("new", "old")
     assert read_names('{"op":"many"}') is EVERYTHING
+
+
+def test_a_payload_tells_which_names_another_role_has_now() -> None:
+    assert read_renamed('{"op":"insert","oid":1,"name":"app"}') == ("app",)
+    assert read_renamed('{"op":"delete","oid":1,"name":"app","claim":"one"}') == ("app",)
+    assert read_renamed('{"op":"update","oid":1,"name":"new","was":"old"}') == ("new", "old")
+    assert read_renamed('{"op":"many"}') is EVERYTHING
+    for other in ('"op":"update"', '"op":"claim"', '"op":["insert"]', '"op":"update","claim":"one"'):
+        assert read_renamed(f'{{{other},"oid":1,"name":"app"}}') == ()
+
+
+async def test_that_other_sessions_announce_all_roles_does_not_tell_that_each_was_renamed() -> None:
+    """Any role can do that, and roles that name creators would be read completely for it."""
+    changed, renamed = list[tuple[str, ...] | None](), list[tuple[str, ...] | None]()
+    handler = NotificationHandler(7, "token", changed.append, on_rename=renamed.append)
+    altered, dropped = b'{"op":"update","oid":1,"name":"app"}', b'{"op":"delete","oid":1,"name":"app"}'
+    handler.receive([(7, altered), (8, altered), (8, b'{"op":"many"}')], left_out=True)
+    handler._announce()
+    assert (changed, renamed) == ([("app",), None], [])
+    handler.receive([(8, dropped)], left_out=False)
+    handler.receive([(7, b'{"op":"many"}')], left_out=False)
+    assert renamed == [("app",), None]
+    handler.stop()
 
 
 @pytest.mark.parametrize(
@@ -45,6 +75,7 @@ def test_a_payload_names_the_role_and_its_former_name() -> None:
 )
 def test_a_payload_that_is_not_understood_names_no_role(payload: str) -> None:
     assert read_names(payload) == ()
+    assert read_renamed(payload) == ()
 
 
 @given(st.text(max_size=200) | st.recursive(st.none() | st.integers() | st.text(), st.lists).map(json.dumps))

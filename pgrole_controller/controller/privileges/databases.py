@@ -142,15 +142,21 @@ class Databases:
             self._rotation.retry(name)
 
     def note_roles(self, names: tuple[str, ...] | None) -> None:
-        """These roles were created or changed; None: any. A declaration may wait for one of them, or name one that was
-        renamed.
-        """
+        """These roles were created or changed; None: any. A declaration may wait for one of them."""
+        for served in self._served.values():
+            if waiting := served.worker.memory.waiting_for(names):
+                self._note_awaited(served, waiting)
+
+    def note_renamed(self, names: tuple[str, ...] | None) -> None:
+        """Another role has these names now, or none; None: any. A declaration may name one as a creator."""
         server = self._config().name
         for name, served in self._served.items():
-            naming = self._grantees.naming(server, name, names)
-            if waiting := served.worker.memory.waiting_for(names) | naming:
-                served.worker.note_awaited(waiting)
-                self._rotation.wake({name})
+            if naming := self._grantees.naming(server, name, names):
+                self._note_awaited(served, naming)
+
+    def _note_awaited(self, served: _Served, keys: frozenset[Key]) -> None:
+        served.worker.note_awaited(keys)
+        self._rotation.wake({served.worker.database})
 
     @property
     def cluster(self) -> str:
