@@ -240,7 +240,7 @@ class DatabaseWorker:
         if result.news:
             self.changed_at = anyio.current_time()
         before = self._context.grantees.results(server, result.key).get(self.database)
-        if before is not None and _are_equal(before.error, result.error):
+        if before is not None and before.error is not result.error and _are_equal(before.error, result.error):
             result = replace(result, error=before.error)
         if self.forgotten:
             result = replace(result, digest="")

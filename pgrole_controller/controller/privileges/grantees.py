@@ -130,7 +130,10 @@ class Grantees:
             return
         results = self._results.setdefault((server, result.key), {})
         before = results.get(result.database)
-        result = replace(result, told=result.reported) if before is None else _follow(before, result)
+        if before is not None:
+            result = _follow(before, result)
+        elif result.reported:
+            result = replace(result, told=result.reported)
         if before == result:
             return
         if before is not None and before == replace(result, news=()) and self._on_news(server, result):
@@ -159,7 +162,12 @@ class Grantees:
 
 
 def _follow(before: PrivilegeResult, result: PrivilegeResult) -> PrivilegeResult:
-    """Returns the result with what the one before it has and no status or Event may say yet."""
+    """Returns the result with what the one before it has and no status or Event may say yet: mostly nothing, and a
+    complete read reports thousands.
+    """
+    kept = before.news or before.told or before.earlier_drifts or before.last_drifts != result.last_drifts
+    if not (kept or result.news or result.reported):
+        return result
     gone = [drift for drift in before.last_drifts if drift.corrected and drift not in result.last_drifts]
     earlier = (*before.earlier_drifts, *gone)[-MOST:]
     told = before.told if result.error is not None and not result.reported else result.reported

@@ -56,7 +56,7 @@ from pgrole_controller.core.privileges.privilege_difference import (
 )
 from pgrole_controller.core.privileges.privilege_result import DriftAuthor, PrivilegeDrift, PrivilegeResult
 from pgrole_controller.core.request import Key
-from pgrole_controller.event_loop import run_aside
+from pgrole_controller.event_loop import Turns, run_aside
 from pgrole_controller.postgres.privileges.acl_apply import AppliedAcls
 from pgrole_controller.postgres.privileges.acl_verification import AclRepair
 from pgrole_controller.postgres.privileges.database_session import DatabaseSession
@@ -115,14 +115,16 @@ class PrivilegeReconcile:
         complete = to_read.scope is Scope.FULL
         observed, stored = await self._read(grantees, to_read)
         self.read = None if complete else frozenset(one.object.id for one in observed.acls)
-        every = some = [self._begin(one) for one in await self._screening.choose(grantees, observed)]
+        every = some = await self._begin(await self._screening.choose(grantees, observed))
         waiting = frozenset[Key]() if complete else self._memory.waiting()
         self.unclear = await self._screening.find_awaited([one for one in grantees if one.key in waiting], observed)
         for turn in range(1, PASSES + 1):
             stored = await self._session.read_left_out(stored, [one.grantee.oid for one in some])
+            turns = Turns()
             for one in some:
                 restore_applied(one, stored, self._memory.applied, self._session)
                 self._count(one)
+                await turns.share()
             number = await self._decide(some, observed, large_rounds.MOST_CHANGES if turn == 1 else sys.maxsize)
             if number < len(some):
                 self.left = [one.grantee for one in some[number:]]
@@ -140,12 +142,20 @@ class PrivilegeReconcile:
                 for one in every
                 if one.role.pending or one.decision.reported or one.decision.pending or one.decision.awaited
             }
-        for one in every:
-            if one.is_applied:
-                self._interruptions.note_applied(one.grantee.key)
-            unfinished = frozenset(change.object.id for change in one.changes)
-            self._memory.settle(one.grantee.key, self.read, unfinished, self._now, one.decided)
-        return [self._result(one, complete=complete) for one in every if complete or one.touched]
+        return await self._finish(every, complete=complete)
+
+    async def _finish(self, every: Sequence[PrivilegeProgress], *, complete: bool) -> list[PrivilegeResult]:
+        turns, results = Turns(), list[PrivilegeResult]()
+        with anyio.CancelScope(shield=True):  # what is noted as told is reported
+            for one in every:
+                if one.is_applied:
+                    self._interruptions.note_applied(one.grantee.key)
+                unfinished = frozenset(change.object.id for change in one.changes)
+                self._memory.settle(one.grantee.key, self.read, unfinished, self._now, one.decided)
+                if complete or one.touched:
+                    results.append(self._result(one, complete=complete))
+                await turns.share()
+        return results
 
     async def _correct(
         self, some: Sequence[PrivilegeProgress], observed: ObservedDatabase, *, complete: bool, last: bool
@@ -179,8 +189,12 @@ class PrivilegeReconcile:
         elif self._memory.drifts.failed:
             self._memory.drifts.record_at = anyio.current_time() + RECORD_SECONDS
 
-    def _begin(self, grantee: Grantee) -> PrivilegeProgress:
-        return PrivilegeProgress(grantee, self._memory.role(grantee, self._session.database))
+    async def _begin(self, grantees: Iterable[Grantee]) -> list[PrivilegeProgress]:
+        turns, begun = Turns(), list[PrivilegeProgress]()
+        for one in grantees:
+            begun.append(PrivilegeProgress(one, self._memory.role(one, self._session.database)))
+            await turns.share()
+        return begun
 
     async def _read(self, grantees: Sequence[Grantee], to_read: PrivilegeRead) -> tuple[ObservedDatabase, StoredState]:
         if to_read.scope is Scope.FULL:

@@ -23,12 +23,14 @@ from pgrole_controller.core.privileges.grantee import Grantee
 from pgrole_controller.core.privileges.privilege_reach import PrivilegeReach
 from pgrole_controller.core.privileges.privilege_result import PrivilegeResult
 from pgrole_controller.core.request import Key
-from pgrole_controller.event_loop import run_aside
+from pgrole_controller.event_loop import Turns, run_aside
 from pgrole_controller.postgres.privileges.database_session import DatabaseSession
 from pgrole_controller.postgres.privileges.ddl_events import EVERYTHING, PrivilegeRead, Scope
 
 #: Maximum number of adoptees of one round. Of one ACL, a read has 10,000 entries, whoever is in it.
 _MOST_ADOPTEES = 100
+#: Number of results that are reported in one turn.
+_REPORTED_AT_ONCE = 200
 #: Seconds of one round after which the other adoptees wait for the next.
 _ADOPTEE_SECONDS = 0.5
 
@@ -47,11 +49,16 @@ async def run_round(
     """
     results: list[PrivilegeResult] = []
 
-    def note(found: Sequence[PrivilegeResult], noticed: float) -> None:
-        now = context.grantees()
-        found = [one if _answers(begun[one.key], now.get(one.key)) else replace(one, digest="") for one in found]
-        results.extend(found)
-        report(found, noticed)
+    async def note(found: Sequence[PrivilegeResult], noticed: float) -> None:
+        turns = Turns()
+        with anyio.CancelScope(shield=True):  # what is in them is not found again
+            for first in range(0, max(len(found), 1), _REPORTED_AT_ONCE):
+                now = context.grantees()  # others may be published in each turn
+                some = found[first : first + _REPORTED_AT_ONCE]
+                some = [one if _answers(begun[one.key], now.get(one.key)) else replace(one, digest="") for one in some]
+                results.extend(some)
+                report(some, noticed)
+                await turns.share()
 
     session, memory, begun = context.session, context.memory, dict(context.grantees())
     adoptees, due = [one for one in begun.values() if one.adoptee is not None], keys
@@ -73,14 +80,14 @@ async def run_round(
     async with session.lock:
         small = SmallRounds(context, grantees, busy, notice, note)
         reconcile = PrivilegeReconcile(context, everyone=len(everyone), interruptions=small)
-        note(await reconcile.settle([one for one in grantees if one.key in partial], to_read), since)
+        await note(await reconcile.settle([one for one in grantees if one.key in partial], to_read), since)
         read = reconcile.read  # None, as after a complete read, if there are none
         complete |= memory.further.admit(frozenset(reconcile.unclear), now)
         complete |= {one.key for one in reconcile.left}
         waiting = [one for one in grantees if one.key in complete]
         began = anyio.current_time()
         while waiting:
-            note(await reconcile.settle(waiting, EVERYTHING | to_read), since)
+            await note(await reconcile.settle(waiting, EVERYTHING | to_read), since)
             waiting = reconcile.left
         if complete and to_read.scope is not Scope.FULL:
             memory.further.note(began, anyio.current_time())
@@ -88,7 +95,7 @@ async def run_round(
         if complete | partial >= everyone:
             memory.settle_everyone(read)
         await reconcile.record()
-        note(await _compare_adoptees(context, adoptees, to_read, due, small), since)
+        await note(await _compare_adoptees(context, adoptees, to_read, due, small), since)
         small.finish()
     return results
 

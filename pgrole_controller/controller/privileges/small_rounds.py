@@ -54,6 +54,8 @@ _SHORT_SECONDS = 0.01
 
 #: Reports results, and from when on the round had something to read, as in Notice.
 Report = Callable[[Sequence[PrivilegeResult], float], None]
+#: The same for many results, in turns with other tasks.
+ReportMany = Callable[[Sequence[PrivilegeResult], float], Awaitable[None]]
 
 
 class SmallRounds:
@@ -67,7 +69,7 @@ class SmallRounds:
         grantees: Sequence[Grantee],
         busy: Collection[Key],
         notice: Notice,
-        report: Report,
+        report: ReportMany,
     ) -> None:
         self._context = context
         self._grantees = grantees
@@ -159,7 +161,7 @@ class SmallRounds:
         self._counts |= {result.key: result.drift_count for result in results}
         if to_read.scope is Scope.RECENT:
             self._rest.begin(began, anyio.current_time())
-        self._report(results, since)
+        await self._report(results, since)
         memory.repaired_at = before
 
     def finish(self) -> None:
