@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
 from heapq import nsmallest
+from typing import TypeAlias
 
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Waiting
 from pgrole_controller.core.names import name_some
@@ -23,6 +24,9 @@ from pgrole_controller.core.privileges.privilege_policy import NOT_MANAGED, Deni
 
 #: Maximum number of marks that are kept for one role in one database. What exceeds it may count as drift.
 MOST_AWAITED = 500
+#: Maximum number among them of those of single objects: each small round reads what is stored for a role, and more than
+#: 2,000 bytes (`sql/events/short_applied.sql`) with a query of their own.
+MOST_ON_OBJECTS = 150
 
 #: Maximum number of differences that a message names before it counts the rest.
 MOST_NAMED = 5
@@ -57,8 +61,8 @@ class AppliedDeclaration:
     @classmethod
     def of(cls, digest: str, pending: "PendingNames") -> "AppliedDeclaration":
         kept = sorted({digest_mark(mark) for mark in pending.awaited})[:MOST_AWAITED]
-        objects = nsmallest(MOST_AWAITED - len(kept), pending.on_objects)
-        return cls(digest, frozenset((*kept, *(digest_mark(mark) for _, mark in objects))))
+        objects = nsmallest(min(MOST_ON_OBJECTS, MOST_AWAITED - len(kept)), pending.on_objects)
+        return cls(digest, frozenset((*kept, *(digest_mark(_spell(one)) for one in objects))))
 
     @property
     def text(self) -> str:
@@ -84,13 +88,23 @@ def mark_denied(obj: DatabaseObject, privilege: str, *, literal: bool) -> str:
     return f"denied {privilege} {obj.kind} {traits} {obj.schema}"
 
 
+#: What a mark of a single object says: its oid; its catalog, empty for a column; the privilege or column; whether the
+#: declaration names it exactly. There may be very many, and only those that are kept are spelled.
+ObjectMark: TypeAlias = tuple[int, str, str, bool]
+
+
+def _spell(mark: ObjectMark) -> str:
+    oid, catalog, name, literal = mark
+    return f"denied {name} {catalog} {oid} {literal}" if catalog else f"column {oid} {name}"
+
+
 def mark_denied_object(obj: DatabaseObject, privilege: str, *, literal: bool) -> str:
     """Of this object alone, whatever the policy depends on."""
-    return f"denied {privilege} {obj.id.catalog} {obj.id.oid} {literal}"
+    return _spell((obj.id.oid, obj.id.catalog, privilege, literal))
 
 
 def mark_column(obj: DatabaseObject, column: str) -> str:
-    return f"column {obj.id.oid} {column}"
+    return _spell((obj.id.oid, "", column, False))
 
 
 def mark_schema(schema: str) -> str:
@@ -130,7 +144,7 @@ class SimilarRoutines:
 class PendingNames:
     """Collects what could not be done, for messages that name a few items and count the rest.
 
-    `awaited`: marks of it. `on_objects`: those that are kept while there is room, each with the oid of its object.
+    `awaited`: marks of it. `on_objects`: those that are kept while there is room.
     `only`: only what this awaits counts; None: everything.
     """
 
@@ -142,7 +156,7 @@ class PendingNames:
         self._denied: dict[str, list[str]] = {}
         self._counts: Counter[str] = Counter()
         self.awaited: set[str] = set()
-        self.on_objects: set[tuple[int, str]] = set()
+        self.on_objects: set[ObjectMark] = set()
 
     def add_mark(self, mark: str, *others: str) -> bool:
         """Notes that something waits, which is reported elsewhere. Returns whether it counts. `others`: marks that it
@@ -167,16 +181,17 @@ class PendingNames:
 
     def add_possible_column(self, obj: DatabaseObject, column: str) -> None:
         """A column that a pattern asks for where it exists: no message names it."""
-        self._add_on_object(obj, mark_column(obj, column), *marks_of_absent(obj))
+        self._add_on_object(obj, (obj.id.oid, "", column, False))
 
     def add_denied_on(self, obj: DatabaseObject, privilege: str, denial: Denial, *, literal: bool) -> None:
-        own, absent = mark_denied_object(obj, privilege, literal=literal), marks_of_absent(obj)
-        self._add_on_object(obj, own, *absent)
-        self.add_denied(denial, mark_denied(obj, privilege, literal=literal), own, *absent)
+        own = (obj.id.oid, obj.id.catalog, privilege, literal)
+        self._add_on_object(obj, own)
+        others = () if self._only is None else (_spell(own), *marks_of_absent(obj))
+        self.add_denied(denial, mark_denied(obj, privilege, literal=literal), *others)
 
-    def _add_on_object(self, obj: DatabaseObject, mark: str, *others: str) -> None:
-        if self._only is None or self._only.awaits(mark, *others):
-            self.on_objects.add((obj.id.oid, mark))
+    def _add_on_object(self, obj: DatabaseObject, mark: ObjectMark) -> None:
+        if self._only is None or self._only.awaits(_spell(mark), *marks_of_absent(obj)):
+            self.on_objects.add(mark)
 
     def add_denied(self, denial: Denial, mark: str, *others: str) -> None:
         """Notes a denial. Of each remedy's, the first by name are kept, since objects come in no particular order."""
