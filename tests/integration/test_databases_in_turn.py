@@ -1,6 +1,7 @@
 """controller/privileges/databases with more databases than may have a connection: the others are served in turn."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +25,7 @@ from pgrole_controller.core.server_options import DatabaseMode, DatabasesConfig
 from pgrole_controller.kube.lease import Term
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.local.process import reached
+from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.fence import Fence, take_lead
 from pgrole_controller.postgres.privileges import database_opening, searches
 from tests.integration.database_world import DEADLINE, KEY, POLICY, READ, SERVER
@@ -352,6 +354,49 @@ async def test_a_new_session_with_the_home_database_begins_with_what_changed_las
     assert {one.mode for one in served.states()} == {None}
     async with three.run(served):
         await three.wait(lambda: is_placed(served, last), f"{last} has the connection")
+
+
+@pytest.mark.parametrize("cause", ["another session with the home database", "not listed for a while"])
+async def test_reported_drift_stays_although_nothing_stores_what_was_applied(three: DatabasesWorld, cause: str) -> None:
+    """Only the process knows it, and it must not forget it with a worker, on a connection of its own or in turn."""
+    names, listed = three.names[:2], three.config.databases
+    three.config = replace(three.config, may_install=False)
+    for name in names:
+        await three.hands[name].execute(queries.remove())
+    three.declare(*names, report_only=True)
+
+    def tell(words: str) -> Callable[[], bool]:
+        return lambda: all(words in str(three.result(name)) for name in names)
+
+    async with AsyncExitStack() as stack:
+        served = await stack.enter_async_context(three.serving())
+        await three.wait_settled(*names)
+        if cause == "not listed for a while":
+            three.config = replace(three.config, databases=DatabasesConfig(("other",), max=1))
+            served.note_config()
+            await three.wait(tell("allowed: other."), "no longer listed")
+        else:
+            await stack.aclose()
+        for name in names:
+            await three.hands[name].execute(GRANT.format(three.role))
+        if cause == "not listed for a while":
+            three.config = replace(three.config, databases=listed)
+            served.note_config()
+        else:
+            await stack.enter_async_context(three.run(served))
+        await three.wait(tell("DELETE on table app.orders was granted"), "reported")
+        assert [await three.may(name, "DELETE") for name in names] == [True, True]
+        three.declare(report_only=True)
+        left = set[str]()
+
+        def are_left() -> bool:
+            left.update(served.take_left())
+            return left == {*names}
+
+        await three.wait(are_left, "no role names them")
+        three.declare(*names, report_only=True)
+        for name in names:
+            await three.wait_may(name, "DELETE", expected=False)
 
 
 @pytest.mark.usefixtures("restless")

@@ -9,7 +9,7 @@ import pytest
 
 from pgrole_controller.controller.privileges import privilege_memory
 from pgrole_controller.controller.privileges.privilege_memory import PrivilegeMemory
-from pgrole_controller.controller.privileges.role_memory import NewObjects, RoleMemory
+from pgrole_controller.controller.privileges.role_memory import AppliedState, NewObjects, RoleMemory
 from pgrole_controller.controller.privileges.small_rounds import Notice
 from pgrole_controller.core.contest import FIRST_DELAY, LIMIT, WINDOW, Moment
 from pgrole_controller.core.privileges.acl import DatabaseObject, ObjectId, ObservedAcl
@@ -267,3 +267,15 @@ def test_a_complete_read_is_due_once_many_objects_were_noted(monkeypatch: pytest
         memory.note_objects(observed, complete=observed.complete)
         full.append(memory.is_full)
     assert full == [False, True, False]
+
+
+def test_the_next_worker_knows_what_the_former_one_applied_until_it_ended_in_the_same_database() -> None:
+    memory, applied, other = PrivilegeMemory().of_database(16_384), AppliedState("a"), replace(OTHER, oid=20_001)
+    memory.applied[READER.oid] = applied
+    following = memory.of_next_worker()
+    memory.keep_only([READER, other])
+    memory.applied[other.oid] = applied
+    assert following.of_database(16_384).applied == {READER.oid: applied, other.oid: applied}
+    memory.keep_only([other])
+    assert following.of_database(16_384).applied == {other.oid: applied}
+    assert following.of_database(16_385).applied == {}

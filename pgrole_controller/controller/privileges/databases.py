@@ -20,6 +20,7 @@ from anyio.abc import TaskGroup
 from pgrole_controller.controller.context import WorkerContext
 from pgrole_controller.controller.privileges.database_rotation import DatabaseRotation
 from pgrole_controller.controller.privileges.database_worker import DatabaseContext, DatabaseWorker
+from pgrole_controller.controller.privileges.privilege_memory import PrivilegeMemory
 from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core.errors import PgRoleError, Refused
 from pgrole_controller.core.privileges.database_places import Standing, choose_places, outranks
@@ -80,6 +81,7 @@ class Databases:
         self._served: dict[str, _Served] = {}
         self._ending: dict[str, anyio.Lock] = {}  # of workers that are no longer served, and may still be at work
         self._changed_at: dict[str, float] = {}  # by database, in former sessions
+        self._remembered: dict[str, PrivilegeMemory] = {}  # of former workers of databases that roles still name
         self._left: set[str] = set()
         self._unstored: list[RecordedDrift] = []  # of databases that are no longer served, or taken in vain
         self._rotation = DatabaseRotation(config, self._note_turn)
@@ -110,6 +112,7 @@ class Databases:
                         await self._changed.wait()
         finally:
             self._changed_at = {name: served.worker.changed_at for name, served in self._served.items()}
+            self._remembered |= {name: served.worker.memory.of_next_worker() for name, served in self._served.items()}
             self.keep_unstored(self.take_unstored())
             self._served, self._ending, self._told = {}, {}, {}
             self._rotation = DatabaseRotation(self._config, self._note_turn)
@@ -183,8 +186,8 @@ class Databases:
         self._unstored = [*self._unstored, *drifts][-MOST_RECORDED:]
 
     def forget_drifts(self) -> None:
-        """Forgets what was found on another server."""
-        self._unstored, self._left = [], set()
+        """Forgets what was found, and applied, on another server."""
+        self._unstored, self._left, self._remembered = [], set(), {}
 
     def take_left(self) -> set[str]:
         """Returns the databases that are no longer served since the last call, and may have a part of schema pgrole."""
@@ -222,8 +225,11 @@ class Databases:
         allowed = named - refused.keys()
         for name in self._served.keys() - allowed:
             self._forget(name)
+        for name in self._remembered.keys() - named:
+            del self._remembered[name]
         for name in allowed - self._served.keys():
             worker = DatabaseWorker(name, context, self._changed_at.pop(name, now))
+            worker.memory = self._remembered.pop(name, worker.memory)
             busy = self._ending.pop(name) if name in self._ending else anyio.Lock()
             self._served[name] = _Served(worker, busy)
         chosen = choose_places(
@@ -260,6 +266,7 @@ class Databases:
         served = self._served.pop(name)
         served.worker.forgotten = True
         self.keep_unstored(served.worker.memory.drifts.take_unstored())
+        self._remembered[name] = served.worker.memory.of_next_worker()
         self._left.add(name)
         if served.busy.locked():
             self._ending[name] = served.busy

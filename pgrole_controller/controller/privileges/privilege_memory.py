@@ -64,6 +64,10 @@ class PrivilegeMemory:
         self.database = oid
         return self
 
+    def of_next_worker(self) -> "PrivilegeMemory":
+        """Returns the memory for the next worker of the database: what was applied, also by what has yet to end."""
+        return PrivilegeMemory(self.database, self.applied)
+
     def take_repaired(self) -> float:
         """Returns `repaired_at`, and forgets it."""
         at, self.repaired_at = self.repaired_at, -math.inf
@@ -86,7 +90,8 @@ class PrivilegeMemory:
         self._resting = frozenset(one.key for one in some if one.rests)
         kept, roles = {one.key for one in some}, {one.oid for one in some}
         self._roles = {key: one for key, one in self._roles.items() if key in kept}
-        self.applied = {oid: one for oid, one in self.applied.items() if oid in roles}
+        for oid in self.applied.keys() - roles:
+            del self.applied[oid]
         self._terms = {key: one for key, one in self._terms.items() if key in kept}
         if len(self._equal) > len(self._terms):
             self._equal = {terms: terms for _, terms in self._terms.values()}
