@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import anyio
@@ -525,6 +526,46 @@ async def test_nothing_is_detected_between_resyncs_where_resync_is_requested(
         await three.wait(has_turns, "turns that are asked for")
         assert set(record.begun) == {second}
         assert await three.may(last, "DELETE")
+
+
+@pytest.mark.parametrize("announced", ["database", "role"])
+async def test_what_is_announced_again_and_again_has_a_tenth_of_the_time(
+    three: DatabasesWorld, monkeypatch: pytest.MonkeyPatch, announced: str
+) -> None:
+    """Any role can announce it, and the whole database is read each time."""
+    last, take_turn = three.names[-1], DatabaseWorker.take_turn
+    turns: list[tuple[float, float]] = []
+
+    async def record(worker: DatabaseWorker) -> None:
+        began = anyio.current_time()
+        await take_turn(worker)
+        if worker.database == last:
+            turns.append((began, anyio.current_time()))
+
+    three.config = replace(three.config, databases=DatabasesConfig(("*",), max=1, detection=DatabaseMode.RESYNC))
+    creator = f"{three.role}_creator"
+    await three.home.execute(f"CREATE ROLE {creator}")
+    policy = replace(POLICY, rules=(PrivilegeRule(), PrivilegeRule(owned_by=(creator,))))
+    declared = {name: DatabasePrivileges(name, schemas=(READ,), created_by=(creator,)) for name in three.names}
+    three.grantees.publish(SERVER, Grantee(KEY, "uid-1", 1, three.role, three.oid, declared, policy=policy))
+    async with three.serving() as served:
+        await three.wait_settled(*three.names)
+        await three.wait(lambda: state_of(served, last).mode is DatabaseMode.RESYNC, "its turn ended")
+        monkeypatch.setattr(DatabaseWorker, "take_turn", record)
+
+        def has_turns() -> bool:
+            if announced == "database":
+                served.note_databases((last,))
+            else:
+                served.note_roles((creator,))
+            return len(turns) > 3
+
+        await three.wait(has_turns, "turns that are asked for")
+    for (began, ended), (following, _) in pairwise(turns):
+        assert following - ended > min(4.0 * (ended - began), 9.0)
+    for hand in three.hands.values():
+        await hand.execute(f"DROP OWNED BY {creator}")
+    await three.home.execute(f"DROP ROLE {creator}")
 
 
 @pytest.mark.slow

@@ -38,7 +38,7 @@ _REST_TIMES = 4.0
 @dataclass(slots=True)
 class _Polled:
     """`busy`: whoever works in the database holds it. `failed`, `due`, `served_at`: as in PolledDatabase. `retry`: was
-    asked for since its turn began.
+    asked for since its turn began. `rests_until`: no turn begins earlier, whatever is asked for.
     """
 
     worker: DatabaseWorker
@@ -47,6 +47,7 @@ class _Polled:
     due: float = -math.inf
     failed: bool = False
     retry: bool = False
+    rests_until: float = -math.inf
     scope: anyio.CancelScope | None = None  # of its turn
 
 
@@ -79,7 +80,9 @@ class DatabaseRotation:
             self._changed.set()
 
     def retry(self, database: str) -> None:
-        """The cause of a failed turn may be gone. Does nothing if the database is not served."""
+        """The cause of a failed turn may be gone, as any role can announce: the database still rests for as long as the
+        others need. Does nothing if it is not served.
+        """
         if database in self._polled:
             self._polled[database].failed, self._polled[database].retry = False, True
             self._changed.set()
@@ -98,7 +101,7 @@ class DatabaseRotation:
 
     def _choose(self) -> DatabaseTurn | None:
         databases = [
-            PolledDatabase(name, one.served_at, one.due, one.worker.asked_at, one.failed)
+            PolledDatabase(name, one.served_at, one.due, max(one.worker.asked_at, one.rests_until), one.failed)
             for name, one in self._polled.items()
             if not one.busy.locked()
         ]
@@ -122,9 +125,10 @@ class DatabaseRotation:
         self._others_from = max(self._others_from, self._asked_from)
         failures = polled.worker.failures
         polled.failed = failures > 0 and not polled.retry
+        polled.rests_until = now + _REST_TIMES * took if failures > 0 else -math.inf
         if failures > 0:
             delay = _RETRY.delay(failures, random.random())  # noqa: S311 -- no secret
-            polled.due = now + max(delay, _REST_TIMES * took)
+            polled.due = max(now + delay, polled.rests_until)
         elif config.databases is not None and config.databases.detection is DatabaseMode.RESYNC:
             polled.due = now + config.resync_seconds
         else:

@@ -157,7 +157,7 @@ class DatabaseWorker:
     @property
     def asked_at(self) -> float:
         """From when on there is something to read, on the loop's clock; -inf: already."""
-        return -math.inf if self._everything or self._checks.requested or self._changed else self._next_retry
+        return -math.inf if self._everything or self._changed else min(self._checks.due, self._next_retry)
 
     @property
     def _next_retry(self) -> float:
@@ -273,23 +273,23 @@ class DatabaseWorker:
             await self._serve(session)
 
     async def _run_turn(self) -> None:
-        self.opened = False
+        self.opened, began = False, anyio.current_time()
         with anyio.move_on_after(OPENING_SECONDS) as limit:
             async with self._open(self._fence, in_turn=True) as session:
                 limit.deadline = anyio.current_time() + TURN_SECONDS
                 self.opened, self._fence = True, session.fence
                 self.memory = self.memory.of_database(session.oid)
-                self._everything = True
+                self._everything, further = True, self.memory.further.is_asked
                 await self._round(session, *await self._collect(session, anyio.current_time()))
                 if session.stores:
                     await session.prune()
                 self.mode, self.stores, self.trouble = self._turn_mode, session.stores, None
+                self._checks.note(began, anyio.current_time())
+                if further:
+                    self.memory.further.note(began, anyio.current_time())
         if limit.cancelled_caught:
-            raise Transient(
-                Reason.PROGRESSING,
-                f"the controller ran out of time {'in' if self.opened else 'connecting to'} database "
-                f'"{self.database}"; it retries',
-            )
+            where = f'{"in" if self.opened else "connecting to"} database "{self.database}"'
+            raise Transient(Reason.PROGRESSING, f"the controller ran out of time {where}; it retries")
 
     @property
     def _turn_mode(self) -> DatabaseMode:

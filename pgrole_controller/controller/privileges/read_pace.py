@@ -94,7 +94,7 @@ class DatabaseChecks:
         return self._rest.ends if self.requested else math.inf
 
     def take(self, now: float) -> bool:
-        """Whether to check now. If so, call `note` afterwards, unless others set the pace."""
+        """Whether to check now. Call `note` afterwards."""
         self._taken = now >= self.due
         if self._taken:
             self.requested = False
@@ -137,9 +137,14 @@ class FurtherReads:
         self._put_off &= keys
 
     @property
+    def is_asked(self) -> bool:
+        """Whether one was put off."""
+        return bool(self._put_off)
+
+    @property
     def next(self) -> float:
         """When one that was put off is due, on the loop's clock."""
-        return self._rest.ends if self._put_off else math.inf
+        return self._rest.ends if self.is_asked else math.inf
 
     def due(self, now: float) -> frozenset[Key]:
         return self._put_off if now >= self.next else frozenset()
