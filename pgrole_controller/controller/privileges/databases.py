@@ -37,6 +37,9 @@ log = logging.getLogger(__name__)
 
 #: Minimum time between two exchanges of databases that have a connection, in seconds: each takes two sessions.
 EXCHANGE_SECONDS = 10.0
+#: How long a database whose session could not begin leaves its connection to others, in seconds: what keeps it from
+#: having one may not keep it from its turns.
+LEFT_SECONDS = 600.0
 
 
 class DatabaseState(NamedTuple):
@@ -52,16 +55,20 @@ class DatabaseState(NamedTuple):
 
 @dataclass(slots=True)
 class _Served:
-    """`busy`: whoever works in the database holds it. `scope`: of the worker's own task; None: it is served in turn."""
+    """`busy`: whoever works in the database holds it. `scope`: of the worker's own task; None: it is served in turn.
+    `left_at`: when it lost its connection, since no session could begin.
+    """
 
     worker: DatabaseWorker
     busy: anyio.Lock
     scope: anyio.CancelScope | None = None
+    left_at: float = -math.inf
 
     @property
     def standing(self) -> Standing:
         worker, placed = self.worker, self.scope is not None
-        reachable = worker.trouble is None if placed else worker.opened
+        rested = anyio.current_time() >= self.left_at + LEFT_SECONDS
+        reachable = worker.trouble is None if placed else worker.opened and rested
         return Standing(worker.database, placed, reachable, worker.changed_at)
 
 
@@ -129,6 +136,7 @@ class Databases:
         """The server's declaration changed."""
         for name, served in self._served.items():
             served.worker.note_config()
+            served.left_at = -math.inf
             self._rotation.retry(name)
         self._changed.set()
 
@@ -240,7 +248,7 @@ class Databases:
         for name, served in self._served.items():
             if served.scope is not None and name not in chosen:
                 served.scope.cancel()
-                served.scope = None
+                served.scope, served.left_at = None, now if served.worker.trouble is not None else -math.inf
                 log.debug("database polled in turn", extra={"server": config.name, "database": name})
                 self._exchange_from = now + EXCHANGE_SECONDS
             if name not in chosen:

@@ -12,7 +12,8 @@ QUIET_SECONDS = 60.0
 @dataclass(frozen=True, slots=True)
 class Standing:
     """A database that is to be served. `placed`: it has a connection of its own. `reachable`: the last attempt to
-    connect succeeded, or `placed` and none has failed. `changed_at`: when something last changed there, in seconds.
+    connect succeeded, or `placed` and none has failed; not, for a while after it left its connection to another because
+    none succeeded. `changed_at`: when something last changed there, in seconds.
     """
 
     name: str
