@@ -1,6 +1,7 @@
 """core/privileges/database_places: which databases keep a connection, and whose turn it is among the others."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -15,7 +16,7 @@ from pgrole_controller.core.privileges.database_places import (
     choose_turn,
 )
 
-AT_ONCE = TurnPace(-math.inf, -math.inf, {})
+AT_ONCE = TurnPace(-math.inf, -math.inf, -math.inf, {})
 
 
 def placed(name: str, changed_at: float = 0.0, *, reachable: bool = True) -> Standing:
@@ -74,13 +75,15 @@ class TestTurns:
         assert choose_turn([], AT_ONCE, 4.0) is None
 
     def test_one_that_is_asked_for_is_served_before_others_and_does_not_wait_for_their_pause(self) -> None:
-        pace = TurnPace(asked_from=5.0, others_from=9.0, last={TurnKind.ROUTINE: 4.0})
+        pace = TurnPace(asked_from=5.0, retries_from=9.0, routine_from=9.0, last={TurnKind.ROUTINE: 4.0})
         some = [PolledDatabase("a", served_at=1.0), PolledDatabase("b", served_at=4.0, asked_at=2.0)]
         assert choose_turn(some, pace, 4.5) == DatabaseTurn("b", TurnKind.ASKED, 5.0)
         assert choose_turn(some, pace, 20.0) == DatabaseTurn("b", TurnKind.ASKED, 5.0)
 
     def test_what_is_asked_for_again_and_again_leaves_turns_to_others(self) -> None:
-        pace = TurnPace(asked_from=5.0, others_from=9.0, last={TurnKind.ROUTINE: 4.0, TurnKind.ASKED: 8.0})
+        pace = TurnPace(
+            asked_from=5.0, retries_from=9.0, routine_from=9.0, last={TurnKind.ROUTINE: 4.0, TurnKind.ASKED: 8.0}
+        )
         some = [PolledDatabase("a", served_at=1.0), PolledDatabase("b", served_at=8.0, asked_at=0.0)]
         assert choose_turn(some, pace, 8.5) == DatabaseTurn("b", TurnKind.ASKED, 5.0)
         assert choose_turn(some, pace, 9.0) == DatabaseTurn("a", TurnKind.ROUTINE, 9.0)
@@ -89,13 +92,25 @@ class TestTurns:
         last = {TurnKind.ROUTINE: 4.0, TurnKind.RETRY: 6.0}
         some = [PolledDatabase(f"x{number}", failed=True) for number in range(20)]
         some += [PolledDatabase("a", served_at=4.0), PolledDatabase("b", served_at=2.0)]
-        assert choose_turn(some, TurnPace(-math.inf, -math.inf, last), 7.0) == DatabaseTurn(
-            "b", TurnKind.ROUTINE, -math.inf
-        )
+        pace = replace(AT_ONCE, last=last)
+        assert choose_turn(some, pace, 7.0) == DatabaseTurn("b", TurnKind.ROUTINE, -math.inf)
 
     def test_one_that_failed_waits_whatever_is_asked_for(self) -> None:
         some = [PolledDatabase("a", served_at=1.0, due=30.0, asked_at=-math.inf, failed=True)]
         assert choose_turn(some, AT_ONCE, 10.0) == DatabaseTurn("a", TurnKind.RETRY, 30.0)
+
+    def test_a_retry_does_not_wait_for_the_pause_of_routine_turns(self) -> None:
+        pace = TurnPace(asked_from=5.0, retries_from=6.0, routine_from=3600.0, last={})
+        some = [PolledDatabase("a", served_at=1.0), PolledDatabase("b", served_at=4.0, due=7.0, failed=True)]
+        assert choose_turn(some, pace, 5.0) == DatabaseTurn("b", TurnKind.RETRY, 7.0)
+        assert choose_turn(some[:1], pace, 5.0) == DatabaseTurn("a", TurnKind.ROUTINE, 3600.0)
+
+    def test_of_many_that_are_due_at_once_the_first_begins_so_that_the_last_is_not_late(self) -> None:
+        some = [PolledDatabase(name, served_at=at, due=100.0 + at, takes=4.0) for at, name in enumerate("abcd")]
+        assert choose_turn(some, AT_ONCE, 0.0) == DatabaseTurn("a", TurnKind.ROUTINE, 91.0)
+        assert choose_turn(some[:1], AT_ONCE, 0.0) == DatabaseTurn("a", TurnKind.ROUTINE, 100.0)
+        failing = [replace(one, takes=0.0, failed=True) if one.name in "ac" else one for one in some]
+        assert choose_turn(failing, AT_ONCE, 0.0) == DatabaseTurn("b", TurnKind.ROUTINE, 99.0)
 
     def test_what_is_not_due_is_served_when_it_is_asked_for(self) -> None:
         some = [PolledDatabase("a", served_at=1.0, due=3600.0), PolledDatabase("b", 1.0, due=3600.0, asked_at=7.0)]

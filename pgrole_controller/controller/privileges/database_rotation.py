@@ -37,8 +37,8 @@ _REST_TIMES = 4.0
 
 @dataclass(slots=True)
 class _Polled:
-    """`busy`: whoever works in the database holds it. `failed`, `due`, `served_at`: as in PolledDatabase. `retry`: was
-    asked for since its turn began. `rests_until`: no turn begins earlier, whatever is asked for.
+    """`busy`: whoever works in the database holds it. `failed`, `due`, `served_at`, `takes`: as in PolledDatabase.
+    `retry`: was asked for since its turn began. `rests_until`: no turn begins earlier, whatever is asked for.
     """
 
     worker: DatabaseWorker
@@ -48,6 +48,7 @@ class _Polled:
     failed: bool = False
     retry: bool = False
     rests_until: float = -math.inf
+    takes: float = 0.0
     scope: anyio.CancelScope | None = None  # of its turn
 
 
@@ -59,7 +60,7 @@ class DatabaseRotation:
         self._after_turn = after_turn
         self._polled: dict[str, _Polled] = {}
         self._changed = Signal()
-        self._asked_from = self._others_from = -math.inf
+        self._asked_from = self._retries_from = self._routine_from = -math.inf
         self._last: dict[TurnKind, float] = {}
 
     def add(self, worker: DatabaseWorker, busy: anyio.Lock) -> None:
@@ -101,11 +102,14 @@ class DatabaseRotation:
 
     def _choose(self) -> DatabaseTurn | None:
         databases = [
-            PolledDatabase(name, one.served_at, one.due, max(one.worker.asked_at, one.rests_until), one.failed)
+            PolledDatabase(
+                name, one.served_at, one.due, max(one.worker.asked_at, one.rests_until), one.failed, one.takes
+            )
             for name, one in self._polled.items()
             if not one.busy.locked()
         ]
-        return choose_turn(databases, TurnPace(self._asked_from, self._others_from, self._last), anyio.current_time())
+        pace = TurnPace(self._asked_from, self._retries_from, self._routine_from, self._last)
+        return choose_turn(databases, pace, anyio.current_time())
 
     async def _serve(self, turn: DatabaseTurn) -> None:
         polled = self._polled[turn.name]
@@ -120,19 +124,35 @@ class DatabaseRotation:
         now, config = anyio.current_time(), self._config()
         self._last[kind] = polled.served_at = now
         self._asked_from = now + min(config.interval, LONGEST_WAIT, self._first_pause(took))
+        shortest = pause_after(took, min(config.interval, LONGEST_WAIT))
+        pause = shortest if kind is TurnKind.RETRY else self._routine_pause(took, shortest)
         if kind is not TurnKind.ASKED:
-            self._others_from = now + pause_after(took, config.interval)
-        self._others_from = max(self._others_from, self._asked_from)
+            self._retries_from = now + shortest
+            self._routine_from = max(self._routine_from, now + pause)
+        self._retries_from = max(self._retries_from, self._asked_from)
+        self._routine_from = max(self._routine_from, self._asked_from)
         failures = polled.worker.failures
+        polled.takes = took + pause if failures == 0 else 0.0
         polled.failed = failures > 0 and not polled.retry
         polled.rests_until = now + _REST_TIMES * took if failures > 0 else -math.inf
         if failures > 0:
             delay = _RETRY.delay(failures, random.random())  # noqa: S311 -- no secret
             polled.due = max(now + delay, polled.rests_until)
-        elif config.databases is not None and config.databases.detection is DatabaseMode.RESYNC:
-            polled.due = now + config.resync_seconds
         else:
-            polled.due = now
+            polled.due = now + config.resync_seconds if self._is_resync else now
+
+    @property
+    def _is_resync(self) -> bool:
+        databases = self._config().databases
+        return databases is not None and databases.detection is DatabaseMode.RESYNC
+
+    def _routine_pause(self, took: float, shortest: float) -> float:
+        """Under Resync, all have their turns within the period, whatever the interval of Poll is."""
+        config = self._config()
+        if not self._is_resync:
+            return pause_after(took, config.interval)
+        share = config.resync_seconds / max(len(self._polled), 1)
+        return min(shortest, max(share - took, 0.0))
 
     def _first_pause(self, took: float) -> float:
         waiting = any(one.served_at == -math.inf for one in self._polled.values())

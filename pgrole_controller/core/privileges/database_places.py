@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 #: A database gives up its place only to one in which something changed this much later, in seconds.
@@ -61,7 +61,8 @@ class PolledDatabase:
     """A database without a connection of its own. Times are on one clock.
 
     `served_at`: end of its last turn. `due`: its next turn begins no earlier, except one that is asked for from
-    `asked_at` on; none is, if the last turn `failed`.
+    `asked_at` on; none is, if the last turn `failed`. `takes`: a turn and the pause after it, in seconds; 0.0 if
+    the last one failed.
     """
 
     name: str
@@ -69,14 +70,18 @@ class PolledDatabase:
     due: float = -math.inf
     asked_at: float = math.inf
     failed: bool = False
+    takes: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class TurnPace:
-    """When the next turn may begin: one that was asked for, or any other. `last`: the end of the last one by kind."""
+    """When the next turn may begin: one that was asked for, one after a failure, or a routine one. `last`: the end of
+    the last one by kind.
+    """
 
     asked_from: float
-    others_from: float
+    retries_from: float
+    routine_from: float
     last: Mapping[TurnKind, float]
 
 
@@ -91,7 +96,7 @@ class DatabaseTurn:
 
 def choose_turn(databases: Iterable[PolledDatabase], pace: TurnPace, now: float) -> DatabaseTurn | None:
     """Returns the next turn, which may be later than now; None: no database is to have one."""
-    turns = [(_find_turn(one, pace), one.served_at) for one in databases]
+    turns = [(_find_turn(one, pace), one.served_at) for one in _begin_in_time(databases)]
     ready = [
         (pace.last.get(turn.kind, -math.inf), turn.kind, served_at, turn.name, turn)
         for turn, served_at in turns
@@ -102,10 +107,20 @@ def choose_turn(databases: Iterable[PolledDatabase], pace: TurnPace, now: float)
     return min((turn for turn, _ in turns), key=lambda turn: turn.at, default=None)
 
 
+def _begin_in_time(databases: Iterable[PolledDatabase]) -> list[PolledDatabase]:
+    """Where many are due at about the same time, the first one is due sooner, so that the last one is not late."""
+    some = sorted(databases, key=lambda one: (one.takes == 0.0, one.due))
+    due, before = math.inf, 0.0
+    for one in some:
+        if one.takes > 0.0:
+            due, before = min(due, one.due - before), before + one.takes
+    return [replace(one, due=due) if one.takes > 0.0 else one for one in some[:1]] + some[1:]
+
+
 def _find_turn(one: PolledDatabase, pace: TurnPace) -> DatabaseTurn:
-    routine = max(one.due, pace.others_from)
     if one.failed:
-        return DatabaseTurn(one.name, TurnKind.RETRY, routine)
+        return DatabaseTurn(one.name, TurnKind.RETRY, max(one.due, pace.retries_from))
+    routine = max(one.due, pace.routine_from)
     asked = max(one.asked_at, pace.asked_from)
     if asked <= routine:
         return DatabaseTurn(one.name, TurnKind.ASKED, asked)
