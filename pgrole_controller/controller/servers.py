@@ -9,7 +9,6 @@ lasting harm.
 """
 
 import logging
-import math
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -333,25 +332,28 @@ class ServerWorkers:
                     running.worker.remove()
 
 
-#: Maximum number of rounds into which a period is divided.
+#: Maximum number of rounds into which a period is divided, and minimum time between two, in seconds.
 ROUNDS = 360
+_SHORTEST_ROUND = 0.1
 
 
 async def resync(worker: ServerWorker, draw: Callable[[], float]) -> None:
-    """Enqueues every object within the period of its server, forever. `draw` returns numbers in [0, 1): when it
-    begins.
+    """Enqueues every object once in each period of its server, forever: always in the same round, so that none waits
+    longer because others are created or deleted. `draw` returns numbers in [0, 1): when it begins.
     """
     await worker.synced()
     await _wait(worker, draw() * worker.server.resync_seconds / ROUNDS)
+    number, at = 0, anyio.current_time()
     while True:
-        period, keys = worker.server.resync_seconds, sorted(worker.keys())
-        rounds = min(max(len(keys), 1), ROUNDS)
-        size = math.ceil(len(keys) / rounds)
-        for start in range(rounds):
-            for key in keys[start * size : (start + 1) * size]:
-                worker.enqueue(key, RequestReason.RESYNC, Rank.RESYNC)
-            if await _wait(worker, period / rounds):
-                break
+        period = worker.server.resync_seconds
+        rounds = min(max(int(period / _SHORTEST_ROUND), 1), ROUNDS)
+        number, keys = (number + 1) % rounds, worker.keys()
+        # a place that follows from the key alone: to keep, or to sort, 100,000 of them would take longer
+        for key in [key for key in keys if hash(key) % rounds == number]:
+            worker.enqueue(key, RequestReason.RESYNC, Rank.RESYNC)
+        at = max(at + period / rounds, anyio.current_time())
+        if await _wait(worker, at - anyio.current_time()):
+            at = anyio.current_time()
 
 
 async def _wait(worker: ServerWorker, seconds: float) -> bool:

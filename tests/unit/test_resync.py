@@ -1,7 +1,9 @@
 """controller/servers, resync: every object is reconciled once per period, even after the period changed."""
 
+from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import pairwise
 from typing import Any, cast
 
 import anyio
@@ -11,16 +13,17 @@ from pgrole_controller.controller.objects import Objects, Target
 from pgrole_controller.controller.queue import Queue
 from pgrole_controller.controller.result import Result
 from pgrole_controller.controller.server_config import ServerConfig
-from pgrole_controller.controller.servers import resync
+from pgrole_controller.controller.servers import ROUNDS, resync
 from pgrole_controller.controller.worker import ServerWorker
 from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.contest import Contests
 from pgrole_controller.core.errors import Reason, Waiting
 from pgrole_controller.core.policy import ServerPolicy
-from pgrole_controller.core.request import Key, RequestReason
+from pgrole_controller.core.request import Key, Rank, RequestReason
 from pgrole_controller.core.role_drift import RoleDrift
 from pgrole_controller.core.workqueue import Done
 from pgrole_controller.kube.store import Store
+from tests.timelapse import in_timelapse
 from tests.unit.test_password_tasks import TASK
 from tests.worker_context import make_context
 
@@ -93,9 +96,7 @@ async def test_a_shorter_period_takes_effect_at_once() -> None:
     worker = ServerWorker(server, make_context(queue, cast("Objects", FakeObjects())))
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(resync, worker, lambda: 0.0)
-        with anyio.fail_after(30):
-            (first,) = await queue.take("main", 10)
-        queue.done(first.key, Done())
+        await anyio.wait_all_tasks_blocked()
         worker.declare(replace(server, resync_seconds=0.05))
         for _ in range(3):
             with anyio.fail_after(30):
@@ -108,15 +109,72 @@ async def test_a_shorter_period_takes_effect_at_once() -> None:
 async def test_an_object_that_moved_to_another_server_is_left_to_that_one() -> None:
     server = ServerConfig("main", None, ServerPolicy(), Address("", 5432, "", ""), resync_seconds=0.2)
     queue, objects = Queue(), FakeObjects()
-    stays, moves = Key("shop", "app"), Key("shop", "moved")
-    objects.keys = {stays, moves}
+    objects.keys = {Key("shop", "app"), Key("shop", "other")}
     worker = ServerWorker(server, make_context(queue, cast("Objects", objects)))
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(resync, worker, lambda: 0.0)
+        with anyio.fail_after(30):
+            items = await queue.take("main", 10)
+        objects.keys = {items[0].key}
         for _ in range(3):
+            for item in items:
+                queue.done(item.key, Done())
             with anyio.fail_after(30):
-                (item,) = await queue.take("main", 1)
-            objects.keys = {stays}
-            assert item.key == stays
-            queue.done(item.key, Done())
+                items = await queue.take("main", 10)
+            assert {item.key for item in items} == objects.keys
         tasks.cancel_scope.cancel()
+
+
+class ResyncedWorker(ServerWorker):
+    """Notes when each object is enqueued."""
+
+    def __init__(self, objects: FakeObjects, period: float) -> None:
+        server = ServerConfig("main", None, ServerPolicy(), Address("", 5432, "", ""), resync_seconds=period)
+        super().__init__(server, make_context(Queue(), cast("Objects", objects)))
+        self.times: dict[Key, list[float]] = {}
+
+    def enqueue(self, key: Key, reason: RequestReason, rank: Rank) -> None:
+        assert (reason, rank) == (RequestReason.RESYNC, Rank.RESYNC)
+        self.times.setdefault(key, []).append(anyio.current_time())
+
+
+@in_timelapse
+async def test_none_waits_longer_than_the_period_when_others_are_created_or_deleted() -> None:
+    objects, period = FakeObjects(), 3600.0
+    first = [Key("shop", f"app-{number:04}") for number in range(361)]
+    later = [Key("lake", f"app-{number:04}") for number in range(500)]
+    objects.keys = {*first}
+    worker, began = ResyncedWorker(objects, period), anyio.current_time()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(resync, worker, lambda: 0.0)
+        for number, key in enumerate(later):
+            await anyio.sleep(0.9 * period / ROUNDS)
+            objects.keys.add(key)
+            worker.times[key] = [anyio.current_time()]
+            if number % 3 == 0:
+                gone = first.pop(number % len(first))
+                objects.keys.discard(gone)
+                worker.times.pop(gone, None)
+        await anyio.sleep(2 * period)
+        tasks.cancel_scope.cancel()
+    ended = anyio.current_time()
+    for key in (*first, *later):
+        times = worker.times[key] if key in later else [began, *worker.times[key]]
+        gaps = [after - before for before, after in pairwise([*times, ended])]
+        assert all(gap < period + 0.001 for gap in gaps)
+        assert all(gap > period - 0.001 for gap in gaps[1:-1])
+
+
+@in_timelapse
+async def test_objects_are_spread_over_the_period() -> None:
+    objects, period = FakeObjects(), 3600.0
+    objects.keys = {Key("shop", f"app-{number:04}") for number in range(2 * ROUNDS)}
+    worker = ResyncedWorker(objects, period)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(resync, worker, lambda: 0.0)
+        await anyio.sleep(period - 1.0)
+        tasks.cancel_scope.cancel()
+    times = Counter(at for some in worker.times.values() for at in some)
+    assert times.total() == len(objects.keys)
+    assert len(times) > ROUNDS / 2
+    assert max(times.values()) < 20
