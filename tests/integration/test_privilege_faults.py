@@ -922,6 +922,36 @@ async def test_a_declaration_is_not_applied_once_kubernetes_cannot_be_reached(
         assert not await world.may("DELETE", "app.orders")
 
 
+async def test_a_role_whose_declaration_is_not_applied_delays_no_repair_of_others_while_kubernetes_is_away(
+    world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One round decides about both, and none follows soon."""
+    for name in ("RETRY", "LOCK_RETRY", "SUSPENDED_RETRY"):
+        monkeypatch.setattr(read_pace, name, Backoff(600.0, 600.0))
+    world.declare(READ)
+    second = world.declare_other(READ)
+    replica = WorkerReplica(world, "one")
+    async with replica.working() as worker:
+        await world.wait_settled()
+        await world.wait_other_settled()
+        world.suspended = True
+        await world.hand.execute(f"GRANT UPDATE ON app.orders TO {second}")
+
+        async def is_left() -> bool:
+            return world.grantees.results(SERVER, OTHER)[world.database].error is not None
+
+        assert await reached(is_left, DEADLINE)
+        replica.lose_kubernetes()
+        digest = world.declare(SchemaAccess("app", frozenset({Access.WRITE}))).digest_of(world.database)
+        world.suspended = False
+        worker.note_everything()
+        result = await world.wait(lambda result: result.digest == digest)
+        assert "Kubernetes cannot be reached" in error_of(result).message
+        await world.wait_may("UPDATE", "app.orders", expected=False, role=second)
+        await world.wait_other_settled()
+        assert not await world.may("DELETE", "app.orders")
+
+
 async def test_a_copy_of_the_home_database_is_served_like_any_other_database(world: DatabaseWorkerWorld) -> None:
     """The copy has claims and observations of roles, which do not apply to it."""
     async with connect(Endpoint(world.server.dsn(database=world.database)), "test") as connection:

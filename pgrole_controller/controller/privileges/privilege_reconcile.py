@@ -161,6 +161,7 @@ class PrivilegeReconcile:
         self, some: Sequence[PrivilegeProgress], observed: ObservedDatabase, *, complete: bool, last: bool
     ) -> list[PrivilegeProgress]:
         """Makes the changes, if that is allowed now. Returns the roles to be read back. `last`: of the passes."""
+        some = self._leave_out_unapplied(some)
         if not any(one.has_changes or one.needs_storing for one in some):
             return []
         if last:
@@ -255,13 +256,21 @@ class PrivilegeReconcile:
         exposed = self._config.attribution.exposes_all
         return describe_drift(differences, by, self._now.at, corrected=corrected, exposed=exposed)
 
+    def _leave_out_unapplied(self, some: Sequence[PrivilegeProgress]) -> Sequence[PrivilegeProgress]:
+        """Returns the roles that may be changed while Kubernetes cannot be reached: those whose declaration was applied
+        before. The others get the error.
+        """
+        if not self._session.enforcing:
+            return some
+        for one in some:
+            if one.has_changes and not one.decision.current:
+                one.error = _tell_unreachable()
+        return [one for one in some if one.decision.current]
+
     def _why_not(self, some: Iterable[PrivilegeProgress]) -> PgRoleError | None:
         """Returns why nothing may be written now; None if writing is allowed."""
         if self._session.enforcing and not all(one.decision.current for one in some):
-            return Transient(
-                Reason.PROGRESSING,
-                "Kubernetes cannot be reached: until it can, only privileges that were applied before are kept",
-            )
+            return _tell_unreachable()
         if self._session.blocked is not None:
             return self._session.blocked
         if self._suspended() or self._is_suspended:
@@ -356,3 +365,10 @@ class PrivilegeReconcile:
         one.role.told = frozenset(difference.words for difference in one.decision.reported)
         if drifts:
             one.role.last_drifts = tuple(drifts)
+
+
+def _tell_unreachable() -> PgRoleError:
+    return Transient(
+        Reason.PROGRESSING,
+        "Kubernetes cannot be reached: until it can, only privileges that were applied before are kept",
+    )
