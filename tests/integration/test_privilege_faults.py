@@ -30,7 +30,7 @@ from pgrole_controller.core.privileges.grantee import (
     ObjectPrivileges,
     SchemaAccess,
 )
-from pgrole_controller.core.privileges.privilege_result import PrivilegeResult
+from pgrole_controller.core.privileges.privilege_result import News, PrivilegeResult
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.server_options import DatabaseMode
 from pgrole_controller.kube.lease import Term
@@ -451,7 +451,7 @@ async def test_an_irrevocable_entry_delays_no_other_role_on_the_same_object(
         assert await reached(has_no_error, DEADLINE)
         applied = "SELECT count(*) FROM pgrole.applied WHERE role_name = $1"
         assert await world.hand.fetchval(applied, second) == 1
-        assert await world.hand.fetchval(applied, world.role) == 0
+        assert await world.hand.fetchval(applied, world.role) == 1
     await world.hand.execute(f"ALTER ROLE {delegate} NOSUPERUSER; DROP TABLE app.orders")
     await drop_role(world, delegate)
 
@@ -662,6 +662,79 @@ async def test_a_controller_without_privileges_reports_the_statement_to_run(
             await follow(world, error)
             await world.wait_settled()
             assert await grants(world, "app.items") == [("SELECT", "postgres")]
+
+
+@pytest.mark.usefixtures("hurry")
+@pytest.mark.parametrize("kind", ["correct", "report", "ignored"])
+async def test_a_table_that_cannot_be_granted_keeps_no_change_of_another_from_being_drift(
+    world: DatabaseWorkerWorld, kind: str
+) -> None:
+    legacy = f"{world.database}_legacy"
+    async with as_owner(world, member=True):
+        await world.hand.execute(f"CREATE ROLE {legacy}; ALTER TABLE app.items OWNER TO {legacy}")
+        grantee = replace(world.declare(READ, report_only=kind == "report"), ignored=kind == "ignored")
+        world.grantees.publish(SERVER, grantee)
+        count, found = 0, []
+        for privilege in ("UPDATE", "DELETE"):  # the second time after a restart
+            async with world.working() as worker:
+                await wait_mode(worker, DatabaseMode.POLL)
+                await world.wait_may("SELECT", "app.orders")
+                result = await world.wait(lambda result: result.error is not None)
+                assert remedies(error_of(result)) == [f'GRANT "{legacy}" TO "{world.database}_controller"']
+                await world.hand.execute(f"GRANT {privilege} ON app.orders TO {world.role}")
+                words = f"{privilege} on table app.orders"
+                if kind == "correct":
+                    count += 1
+                    await world.wait_may(privilege, "app.orders", expected=False)
+                    await world.wait(lambda result, count=count: result.drift_count == count)  # type: ignore[misc]
+                    assert await world.count_drifts() == count
+                elif kind == "report":
+                    found.append(f"{words} was granted")
+                    await world.wait(lambda result, found=found: set(result.reported) == set(found))  # type: ignore[misc]
+                else:
+                    await anyio.sleep(1.0)
+                assert await world.may(privilege, "app.orders") is (kind != "correct")
+                told = {"correct": [News.DRIFT_CORRECTED], "report": [News.DRIFT_REPORTED]}.get(kind, [])
+                assert [reason for reason, note in world.news() if words in note] == told
+                assert world.result is not None
+                assert error_of(world.result).reason is Reason.DATABASE_ERROR
+                if privilege == "DELETE":
+                    await follow(world, error_of(result))
+                    await world.wait_may("SELECT", "app.items")
+                    assert (await world.wait_settled()).drift_count == count
+                    ((reason, note),) = world.news()
+                    assert (reason, "SELECT on table app.items" in note) == (News.PRIVILEGES_EXTENDED, True)
+    await drop_role(world, legacy)
+
+
+@pytest.mark.usefixtures("hurry")
+async def test_what_cannot_be_revoked_is_revoked_later_under_report_and_is_drift_only_when_it_is_granted_again(
+    world: DatabaseWorkerWorld,
+) -> None:
+    delegate = f"{world.database}_delegate"
+    grant = f"SET ROLE {delegate}; GRANT INSERT ON app.orders TO {world.role}; RESET ROLE"
+    await world.hand.execute(f"""
+        CREATE ROLE {delegate}; GRANT USAGE ON SCHEMA app TO {delegate};
+        GRANT INSERT ON app.orders TO {delegate} WITH GRANT OPTION; {grant}; ALTER ROLE {delegate} SUPERUSER
+    """)
+    world.declare(READ, report_only=True)
+    async with world.working():
+        assert "NOSUPERUSER" in error_of(await world.wait(lambda result: result.error is not None)).message
+        await world.wait_may("SELECT", "app.orders")
+        await world.hand.execute(f"GRANT DELETE ON app.items TO {world.role}")
+        reported = ("DELETE on table app.items was granted",)
+        result = await world.wait(lambda result: result.reported == reported)
+        assert "NOSUPERUSER" in error_of(result).message
+    async with world.working():
+        await world.hand.execute(f"ALTER ROLE {delegate} NOSUPERUSER")
+        await world.wait_may("INSERT", "app.orders", expected=False)
+        result = await world.wait_settled()
+        assert (result.reported, result.drift_count) == (reported, 0)
+        await world.hand.execute(grant)
+        await world.wait(lambda result: "INSERT on table app.orders was granted" in result.reported)
+        assert await world.may("INSERT", "app.orders")
+    await world.hand.execute("DROP TABLE app.orders")
+    await drop_role(world, delegate)
 
 
 @pytest.mark.usefixtures("hurry")

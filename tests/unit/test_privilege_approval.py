@@ -11,12 +11,15 @@ from pgrole_controller.controller.privileges.privilege_progress import Privilege
 from pgrole_controller.controller.privileges.privilege_records import RoundRecords
 from pgrole_controller.controller.privileges.role_memory import AppliedState, RoleMemory
 from pgrole_controller.core.approval import Approval, read_approval
+from pgrole_controller.core.errors import Reason, Transient
 from pgrole_controller.core.privileges.acl_decision import decide_privileges
+from pgrole_controller.core.privileges.awaited_privileges import AppliedDeclaration
 from pgrole_controller.core.privileges.grantee import Grantee, Refusal
 from pgrole_controller.core.privileges.observed_database import ObservedDatabase
+from pgrole_controller.core.privileges.privilege_difference import PrivilegeDifference
 from pgrole_controller.core.server_options import HistoryConfig
 from pgrole_controller.postgres.privileges.database_session import DatabaseSession
-from tests.unit.test_acl_decision import TABLE, entry, grantee, observe
+from tests.unit.test_acl_decision import TABLE, entry, grantee, make, observe
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,20 @@ def test_an_approval_does_not_hold_for_another_generation_or_a_partial_read() ->
     assert consider(reporting(approval=approval, generation=9)).approval is None
     one = consider(reporting(approval=approval), replace(DRIFTED, complete=False))
     assert (one.approval, one.role.offer) == (None, None)
+
+
+def test_drift_is_offered_although_postgresql_refuses_something_else() -> None:
+    one, other = reporting(), make("other", oid=20001)
+    waits = {PrivilegeDifference("SELECT", other, held=False).mark}
+    applied = AppliedState(AppliedDeclaration(one.digest_of("orders")).add(waits).text)
+    observed = observe((TABLE, (entry("SELECT"), entry("DELETE"))), (other, ()))
+    decision = decide_privileges(one, observed, applied.declaration, new_objects=frozenset())
+    assert [change.object for change in decision.changes] == [other]
+    for failure in (None, Transient(Reason.DATABASE_ERROR, "must be owner of table other")):
+        progress = PrivilegeProgress(one, RoleMemory("uid-1", failure=failure), applied, decision)
+        consider_approval(progress, observed, frozenset(), cast("DatabaseSession", StillSession()))
+        shown = () if progress.role.offer is None else progress.role.offer.changes
+        assert shown == (() if failure is None else ("DELETE on table app.orders was granted",))
 
 
 def test_nothing_is_offered_under_policy_correct() -> None:

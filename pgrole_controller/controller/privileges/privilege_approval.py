@@ -29,8 +29,8 @@ def consider_approval(
     one.approval, one.role.offer = None, None
     grantee, decision = one.grantee, one.decision
     is_whole = observed.complete and observed.defaults is not None
-    if decision.changes or decision.default_changes:
-        return  # what new objects need is granted first
+    if (decision.changes or decision.default_changes) and one.role.failure is None:
+        return  # what new objects need is granted first, if it can be
     if not (grantee.report_only and decision.reported and is_whole and session.stores) or grantee.refused:
         return
     correction = decide_privileges(

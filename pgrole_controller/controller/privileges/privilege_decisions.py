@@ -87,6 +87,7 @@ class RoundDecisions:
 
     def _decide_one(self, one: PrivilegeProgress, new_objects: frozenset[ObjectId] | None) -> None:
         observed = self._observed
+        one.refused = None
         try:
             one.decision = decide_privileges(
                 one.grantee,

@@ -1,6 +1,6 @@
 """What is known of one role during a round in one database, and how its drift is summarized, stored and restored."""
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import islice, product
@@ -16,7 +16,7 @@ from pgrole_controller.core.privileges.awaited_privileges import AppliedDeclarat
 from pgrole_controller.core.privileges.default_acl_decision import label_place
 from pgrole_controller.core.privileges.granted_privileges import LONGEST_OF_DATABASE
 from pgrole_controller.core.privileges.grantee import Grantee, find_outdated
-from pgrole_controller.core.privileges.privilege_difference import PrivilegeDifference
+from pgrole_controller.core.privileges.privilege_difference import PrivilegeDifference, mark_refused
 from pgrole_controller.core.privileges.privilege_result import (
     DriftAuthor,
     Evidence,
@@ -42,7 +42,8 @@ class PrivilegeProgress:
     """One role during a round. `changes`: without those that are held back. `told`: drift that the changes correct.
     `newly_reported`: what the decision leaves as it is, and was not announced yet. `reported`: that by author.
     `corrected`: drift that was corrected in this round. `approval`: which the changes are made for. `decided`: the
-    number of the read that it was last decided about.
+    number of the read that it was last decided about. `refused`: marks of what PostgreSQL refused since then, drift
+    excepted; None: nothing failed, or some for a reason that may pass by itself.
     """
 
     grantee: Grantee
@@ -62,6 +63,7 @@ class PrivilegeProgress:
     news: list[PrivilegeNews] = field(default_factory=list)
     approval: Approval | None = None
     decided: int = 0
+    refused: frozenset[str] | None = None
 
     def note_reported(self) -> None:
         """Notes what of the reported drift is new. All of it is put into words, which takes long if it is much."""
@@ -90,8 +92,8 @@ class PrivilegeProgress:
 
     @property
     def needs_storing(self) -> bool:
-        stale = self.applied.stale and bool(self.decision.applied)
-        return (stale or self.declaration != self.applied.declaration) and self.error is None
+        stale = self.applied.stale and bool(self.decision.applied) and self._is_storable
+        return stale or self.declaration != self.applied.declaration
 
     @property
     def is_applied(self) -> bool:
@@ -100,8 +102,18 @@ class PrivilegeProgress:
 
     @property
     def declaration(self) -> str:
-        """What to store as applied with the changes. What waits for its first grant may be among what is held back."""
-        return self.applied.declaration if self.held else self.decision.applied or self.applied.declaration
+        """What to store as applied with the changes. What waits to be applied may be among what is held back. What
+        PostgreSQL refuses waits, too: else one object would keep later changes by others from counting as drift.
+        """
+        if self.held or not (self.decision.applied and self._is_storable):
+            return self.applied.declaration
+        if not self.refused:
+            return self.decision.applied
+        return AppliedDeclaration.parse(self.decision.applied).add(self.refused).text
+
+    @property
+    def _is_storable(self) -> bool:
+        return self.error is None or self.refused is not None
 
     @property
     def drift(self) -> list[PrivilegeDifference]:
@@ -154,6 +166,40 @@ def find_failure(one: PrivilegeProgress, applied: AppliedAcls) -> PgRoleError | 
     errors = [error for error in found if error is not None]
     errors += [applied.default_errors[each] for each in one.default_changes if each in applied.default_errors]
     return min(errors, key=lambda error: isinstance(error, OutdatedAcl), default=None)
+
+
+def find_refused(one: PrivilegeProgress, applied: AppliedAcls) -> frozenset[str] | None:
+    """Returns `PrivilegeProgress.refused` after these changes."""
+    changes: list[AclChange | DefaultAclChange] = [*one.changes, *one.default_changes]
+    drift, refused = set(one.decision.drift), list[PrivilegeDifference]()
+    for change in changes:
+        error = _find_error(change, applied)
+        if error is None:
+            continue
+        if error.reason is not Reason.DATABASE_ERROR:
+            return None
+        refused += (each for each in _differences_of(change) if each not in drift)
+    return mark_refused(refused)
+
+
+def _find_error(change: AclChange | DefaultAclChange, applied: AppliedAcls) -> PgRoleError | None:
+    if isinstance(change, DefaultAclChange):
+        return applied.default_errors.get(change)
+    delegated = change.revoke and change.grantor not in ("", change.object.owner_name)
+    return applied.find_error(change.object.id, change.grantee, (delegated,))
+
+
+def _differences_of(change: AclChange | DefaultAclChange) -> Iterator[PrivilegeDifference]:
+    """Yields what the change corrects, as the decision noted it."""
+    held, option = change.revoke, change.option_only
+    if isinstance(change, DefaultAclChange):
+        place, by = label_place(change.place), change.creator_name
+        for privilege in change.privileges:
+            yield PrivilegeDifference(privilege, held=held, grantor_name=by, option=option, place=place)
+        return
+    by = place_of_change(change)[1] if held else ""
+    for privilege, column in product(change.privileges, change.columns or ("",)):
+        yield PrivilegeDifference(privilege, change.object, column, held=held, grantor_name=by, option=option)
 
 
 def is_done(difference: PrivilegeDifference, grantee: int, applied: AppliedAcls) -> bool:

@@ -26,6 +26,7 @@ from pgrole_controller.controller.privileges.privilege_progress import (
     build_result,
     find_failure,
     find_outdated_roles,
+    find_refused,
     is_done,
     is_verified,
     report_unfinished,
@@ -292,7 +293,8 @@ class PrivilegeReconcile:
         if applied.stored and any(one.told for one in some):
             self._memory.repaired_at = anyio.current_time()
         for one in some:
-            one.error = find_failure(one, applied) or one.error
+            if (failure := find_failure(one, applied)) is not None:
+                one.error, one.refused = failure, find_refused(one, applied)
         if applied.failed:
             for one in some:
                 one.told = tuple(self._keep_succeeded(one, applied))
@@ -329,10 +331,10 @@ class PrivilegeReconcile:
             one.role.note_repair(self._now, corrected)
         elif len(one.news) > announced:
             one.news[announced:] = [mention_approval(news, one.approval) for news in one.news[announced:]]
-        declaration = one.declaration if one.error is None else one.applied.declaration
         handled = one.approval.value if one.approval else one.applied.approve_handled
         stale = one.applied.stale and not one.decision.applied
-        set_applied(one, AppliedState(declaration, one.applied.drift_count + bool(one.told), handled, stale), database)
+        count = one.applied.drift_count + bool(one.told)
+        set_applied(one, AppliedState(one.declaration, count, handled, stale), database)
         if not self._session.stores:
             self._memory.applied[one.grantee.oid] = one.applied
             self._memory.drifts.note_unstored(self._records.record_told(one))

@@ -86,12 +86,12 @@ class RoundRecords:
     stores: bool
 
     def build(self, some: Iterable[PrivilegeProgress]) -> str:
-        """Counts what these roles' repairs corrected; of those without an error also that everything is applied."""
+        """Counts what these roles' repairs corrected, and stores what is applied, unless something failed that may
+        succeed soon.
+        """
         statements: list[str] = []
         for one in some if self.stores else ():
-            if one.error is None and not (one.needs_storing or one.told or one.approval):
-                continue
-            if one.error is None or one.told:
+            if one.needs_storing or one.told or (one.approval is not None and one.error is None):
                 statements.append(self._store(one))
             if one.approval is not None:
                 statements.append(build_approval_statement(one.grantee.oid, one.grantee.uid, one.approval.value))
@@ -99,9 +99,8 @@ class RoundRecords:
 
     def _store(self, one: PrivilegeProgress) -> str:
         grantee = one.grantee
-        applied = one.declaration if one.error is None else one.applied.declaration
         drift = shorten_drift(one.told[-1][0]) if one.told else None
-        return build_applied_statement(self.server, grantee.oid, grantee.role_name, grantee.uid, applied, drift)
+        return build_applied_statement(self.server, grantee.oid, grantee.role_name, grantee.uid, one.declaration, drift)
 
     def record_told(self, one: PrivilegeProgress) -> list[RecordedDrift]:
         """What this role's repairs corrected."""

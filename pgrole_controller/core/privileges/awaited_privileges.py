@@ -1,7 +1,8 @@
-"""What of a declaration waits to be granted: policy denies it, its object does not exist, or the PgRole is refused.
+"""What of a declaration waits to be applied: policy denies it, its object does not exist, PostgreSQL refused it, or the
+PgRole is refused.
 
-It is kept with the digest that was last applied. So it is granted as a part of the declaration once that is possible:
-it is no drift, is granted under policy Report and while privileges are ignored, and also after a restart.
+It is kept with the digest that was last applied. So it is applied as a part of the declaration once that is possible:
+it is no drift, is applied under policy Report and while privileges are ignored, and also after a restart.
 
 A mark names something that waits. Whether policy denies a privilege does not depend on an object's name, so one mark
 stands for all equal objects, however many there are. Each has a mark of its own, too, while there is room: the object
@@ -11,7 +12,7 @@ may become one that policy allows. Messages name a few of those that wait, and c
 from bisect import insort
 from collections import Counter
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from hashlib import blake2b
 from heapq import nsmallest
@@ -22,7 +23,8 @@ from pgrole_controller.core.names import name_some
 from pgrole_controller.core.privileges.acl import FIRST_NORMAL_OID, DatabaseObject, ObjectKind
 from pgrole_controller.core.privileges.privilege_policy import NOT_MANAGED, Denial
 
-#: Maximum number of marks that are kept for one role in one database. What exceeds it may count as drift.
+#: Maximum number of marks that are kept for one role in one database, and of those of what PostgreSQL refused. What
+#: exceeds it may count as drift.
 MOST_AWAITED = 500
 #: Maximum number among them of those of single objects: each small round reads what is stored for a role, and more than
 #: 2,000 bytes (`sql/events/short_applied.sql`) with a query of their own.
@@ -63,6 +65,10 @@ class AppliedDeclaration:
         kept = sorted({digest_mark(mark) for mark in pending.awaited})[:MOST_AWAITED]
         objects = nsmallest(min(MOST_ON_OBJECTS, MOST_AWAITED - len(kept)), pending.on_objects)
         return cls(digest, frozenset((*kept, *(digest_mark(_spell(one)) for one in objects))))
+
+    def add(self, marks: Collection[str]) -> "AppliedDeclaration":
+        """Returns the same, which also awaits at most MOST_AWAITED of these marks."""
+        return replace(self, awaited=self.awaited | frozenset(sorted(map(digest_mark, marks))[:MOST_AWAITED]))
 
     @property
     def text(self) -> str:

@@ -9,6 +9,7 @@ from pgrole_controller.core.errors import make_legible
 from pgrole_controller.core.names import spell_name
 from pgrole_controller.core.privileges.acl import DatabaseObject, ObjectId
 from pgrole_controller.core.privileges.awaited_privileges import (
+    MOST_AWAITED,
     WITHHELD,
     AppliedDeclaration,
     mark_column,
@@ -58,6 +59,18 @@ class PrivilegeDifference:
         return f"{self.what} was {'granted' if self.held else 'revoked'}"
 
     @property
+    def mark(self) -> str:
+        """What it waits under if PostgreSQL refused to grant or revoke it, whatever the columns."""
+        where = self.place if self.object is None else f"{self.object.id.catalog} {self.object.id.oid}"
+        by = f" {self.option} {self.granted_by}" if self.held else ""
+        return f"refused {self.privilege} {where}{by}"
+
+    @property
+    def wide_mark(self) -> str:
+        """Stands for everything to grant, or to revoke, in the name of the same role."""
+        return f"refused {self.held} {self.granted_by}"
+
+    @property
     def _where(self) -> str:
         if self.object is None:
             return self.place
@@ -70,12 +83,19 @@ def phrases(differences: Sequence[PrivilegeDifference], most: int = 10) -> tuple
     return words if len(differences) <= most else (*words, f"and {len(differences) - most} more")
 
 
+def mark_refused(differences: Sequence[PrivilegeDifference]) -> frozenset[str]:
+    """Returns marks of differences that PostgreSQL refused to correct: of each, or if these are too many, wide ones."""
+    marks = frozenset(one.mark for one in differences)
+    return marks if len(marks) <= MOST_AWAITED else frozenset(one.wide_mark for one in differences)
+
+
 class DifferenceClassifier:
     """Notes each difference as drift, extension or neither, and decides whether to correct it.
 
     Before the declaration is applied (`current` False), no difference is drift. Under `report_only` drift is not
-    corrected, but privileges on new objects are granted. What waited for its first grant (`applied`) is not drift
-    either. If privileges are left to others (`ignored`), only that is granted. If the object is `refused`, nothing is.
+    corrected, but privileges on new objects are granted. What waited to be applied (`applied`) is not drift either. If
+    privileges are left to others (`ignored`), only that is granted or revoked. If the object is `refused`, nothing is
+    granted.
     """
 
     def __init__(
@@ -96,16 +116,20 @@ class DifferenceClassifier:
         self._refused = refused
         self.drift: list[PrivilegeDifference] = []
         self.extended: list[PrivilegeDifference] = []
-        self.awaited = False  # some of these were
+        self.awaited = False  # some of these were, or something to revoke
         self.reported: list[PrivilegeDifference] = []
 
     def note_held(self, difference: PrivilegeDifference) -> bool:
         """Notes a privilege that is held but undeclared. Returns whether to revoke it."""
+        if not self._current:
+            return True
+        if self._applied.awaited and self._applied.awaits(difference.mark, difference.wide_mark):
+            self.awaited = True
+            return True
         if self._ignored:
             return False
-        if self._current:
-            self._add_drift(difference)
-        return not (self._current and self._left)
+        self._add_drift(difference)
+        return not self._left
 
     def note_missing(self, difference: PrivilegeDifference, *where: ObjectId, literal: bool = False) -> bool:
         """Notes a declared privilege that is not held. Returns whether to grant it. It is not drift if any object of
@@ -134,7 +158,7 @@ class DifferenceClassifier:
         Returns whether to revoke it. It is drift only if policy denied it when the declaration was last applied.
         """
         if self._ignored:
-            return False
+            return self.note_held(difference)
         if self._applied.awaits(*_marks_of(difference, literal=False)):
             return self.note_held(difference)
         return True
@@ -158,6 +182,7 @@ class DifferenceClassifier:
 def _marks_of(difference: PrivilegeDifference, *, literal: bool) -> Iterator[str]:
     """Yields the marks that a missing privilege may have waited under."""
     obj = difference.object
+    yield from (difference.mark, difference.wide_mark)
     if obj is None:
         yield from (mark_default(difference.place), mark_default(difference.place, difference.privilege))
         return
