@@ -38,7 +38,7 @@ from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.local.process import reached
 from pgrole_controller.postgres.capabilities import identify
 from pgrole_controller.postgres.connection import Endpoint, connect
-from pgrole_controller.postgres.privileges import database_session
+from pgrole_controller.postgres.privileges import acl_batches, database_session
 from pgrole_controller.postgres.privileges.acl_verification import AclRepair
 from pgrole_controller.postgres.schema import install as install_home
 from tests.integration.database_world import (
@@ -704,6 +704,34 @@ async def test_a_table_that_cannot_be_granted_keeps_no_change_of_another_from_be
                     assert (await world.wait_settled()).drift_count == count
                     ((reason, note),) = world.news()
                     assert (reason, "SELECT on table app.items" in note) == (News.PRIVILEGES_EXTENDED, True)
+    await drop_role(world, legacy)
+
+
+@pytest.mark.usefixtures("hurry")
+async def test_more_tables_that_cannot_be_granted_than_one_attempt_has_time_for_keep_no_drift_from_being_reported(
+    world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    legacy = f"{world.database}_legacy"
+    monkeypatch.setattr(acl_batches, "DIVIDING_SECONDS", 0.2)
+    async with as_owner(world, member=True):
+        await world.hand.execute(f"""
+            CREATE ROLE {legacy};
+            DO $$ BEGIN FOR i IN 1..80 LOOP
+                EXECUTE format('CREATE TABLE app.t%s (); ALTER TABLE app.t%s OWNER TO {legacy}', i, i);
+            END LOOP; END $$
+        """)
+        world.declare(READ, report_only=True)
+        async with world.working():
+            applied = "SELECT count(*) FROM pgrole.applied WHERE role_name = $1"
+
+            async def is_applied() -> bool:
+                there = await world.hand.fetchval("SELECT to_regclass('pgrole.applied') IS NOT NULL")
+                return there and bool(await world.hand.fetchval(applied, world.role))
+
+            assert await reached(is_applied, DEADLINE), world.result
+            await world.hand.execute(f"GRANT DELETE ON app.orders TO {world.role}")
+            result = await world.wait(lambda result: result.reported == ("DELETE on table app.orders was granted",))
+            assert remedies(error_of(result)) == [f'GRANT "{legacy}" TO "{world.database}_controller"']
     await drop_role(world, legacy)
 
 

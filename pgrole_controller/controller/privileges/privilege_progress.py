@@ -26,7 +26,7 @@ from pgrole_controller.core.privileges.privilege_result import (
 )
 from pgrole_controller.core.request import Key
 from pgrole_controller.postgres.privileges.acl_apply import AppliedAcls
-from pgrole_controller.postgres.privileges.acl_refusal import OutdatedAcl
+from pgrole_controller.postgres.privileges.acl_refusal import OutdatedAcl, Postponed
 from pgrole_controller.postgres.privileges.database_session import DatabaseSession
 from pgrole_controller.postgres.privileges.ddl_events import PrivilegeRead, Scope
 from pgrole_controller.postgres.privileges.stored_state import StoredState
@@ -161,11 +161,13 @@ def find_outdated_roles(some: Iterable[PrivilegeProgress], published: Mapping[Ke
 
 
 def find_failure(one: PrivilegeProgress, applied: AppliedAcls) -> PgRoleError | None:
-    """Returns why not everything was changed that should be: what reading again does not help against comes first."""
+    """Returns why not everything was changed that should be. What was not tried, and what reading again helps against,
+    comes last.
+    """
     found = (applied.find_error(change.object.id, one.grantee.oid) for change in one.changes)
     errors = [error for error in found if error is not None]
     errors += [applied.default_errors[each] for each in one.default_changes if each in applied.default_errors]
-    return min(errors, key=lambda error: isinstance(error, OutdatedAcl), default=None)
+    return min(errors, key=lambda error: isinstance(error, OutdatedAcl | Postponed), default=None)
 
 
 def find_refused(one: PrivilegeProgress, applied: AppliedAcls) -> frozenset[str] | None:

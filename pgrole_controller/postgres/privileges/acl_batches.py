@@ -27,7 +27,7 @@ from pgrole_controller.postgres.privileges.acl_locks import (
     key_of,
     tell_locked_table,
 )
-from pgrole_controller.postgres.privileges.acl_refusal import failed_changes_of, postpone, tell_locked
+from pgrole_controller.postgres.privileges.acl_refusal import failed_changes_of, tell_locked
 from pgrole_controller.postgres.privileges.acl_verification import AclRepair
 
 log = logging.getLogger(__name__)
@@ -239,7 +239,7 @@ class Batches(Generic[T]):
 
     def _postpone(self, some: Iterable[T]) -> None:
         for one in some:
-            self._steps.report(one, self._deadlines.locked or postpone())
+            self._steps.report(one, self._deadlines.locked or self._failures.postpone(one))
 
     def _report_locked(self, one: T) -> None:
         self._steps.report(one, self._deadlines.locked or tell_locked(one))

@@ -43,6 +43,10 @@ class OutdatedAcl(Transient):
     """The object, or what is declared for it, changed after it was read. Reading it again shows what is left to do."""
 
 
+class Postponed(Transient):
+    """Time did not suffice to try it."""
+
+
 class Ineffective(Transient):
     """The statements succeeded, and yet an object does not have the privileges that it should."""
 
@@ -77,7 +81,7 @@ def tell_locked(one: AclRepair | DefaultAclChange) -> PgRoleError:
 
 
 def postpone() -> PgRoleError:
-    return Transient(Reason.PROGRESSING, "postponed, since other objects in its transaction wait for locks")
+    return Postponed(Reason.PROGRESSING, "postponed, since other objects in its transaction wait for locks")
 
 
 def tell_outdated() -> PgRoleError:
@@ -217,6 +221,12 @@ class FailedChanges:
         if len(self._owners) >= _MOST_FAILED:
             self._owners.clear()
         self._owners[key_of(one)] = _owner_of(one)
+
+    def postpone(self, one: AclRepair | DefaultAclChange) -> PgRoleError:
+        """Returns the error of a change for which there is no time: if it failed before, it is not in progress."""
+        if key_of(one) not in self._owners:
+            return postpone()
+        return Postponed(Reason.DATABASE_ERROR, "postponed, since it failed before, as many other changes do")
 
     def forget(self, some: Iterable[AclRepair | DefaultAclChange]) -> None:
         """These were changed."""
