@@ -557,7 +557,7 @@ async def test_what_is_announced_again_and_again_has_a_tenth_of_the_time(
             if announced == "database":
                 served.note_databases((last,))
             else:
-                served.note_roles((creator,))
+                served.note_renamed((creator,))
             return len(turns) > 3
 
         await three.wait(has_turns, "turns that are asked for")
