@@ -41,10 +41,10 @@ _ROLES = {
         "Create the Secret, or grant the controller the permission in this namespace.",
     ),
     "Conflict": ReasonAdvice(
-        "Another PgRole has the role, the connection Secret belongs to something else, or something removes the "
-        "object's finalizer.",
+        "Another PgRole has the role, the connection Secret belongs to something else, or something removes or "
+        "refuses the object's finalizer.",
         "Delete one of the two. Or delete this object and create it with another spec.name, or name another connection "
-        "Secret. Let the object keep its finalizer, or set spec.deletionPolicy to Retain.",
+        "Secret. Let the object have its finalizer, or set spec.deletionPolicy to Retain.",
     ),
     "RoleExists": ReasonAdvice(
         "The role existed before this object, and it is not this object's.",

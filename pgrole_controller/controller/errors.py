@@ -16,7 +16,7 @@ from pgrole_controller import metrics
 from pgrole_controller.core.errors import Transient, internal_error
 from pgrole_controller.core.next_attempt import FailedWrite, WriteError
 from pgrole_controller.core.request import Key
-from pgrole_controller.kube.errors import ApiError, KubeError
+from pgrole_controller.kube.errors import ApiError, KubeError, is_away
 from pgrole_controller.logs import describe_error
 
 if TYPE_CHECKING:
@@ -74,7 +74,8 @@ def _explain(error: KubeError | TimeoutError, key: Key) -> FailedWrite:
             return FailedWrite(WriteError.CONFLICT)
         case ApiError():
             log.warning("write refused by the API server", extra={"object": str(key), "error": str(error)})
-            return FailedWrite(WriteError.REFUSED, error.retry_after or 0.0)
+            passes = is_away(error) and error.status != 500  # 500: among others, a webhook that cannot be called
+            return FailedWrite(WriteError.REFUSED, error.retry_after or 0.0, "" if passes else str(error))
         case _:
             log.warning("write did not reach the API server", extra={"object": str(key), "error": str(error)})
     return FailedWrite(WriteError.UNREACHABLE)

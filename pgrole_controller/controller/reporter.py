@@ -21,6 +21,7 @@ from pgrole_controller.controller.result import Result
 from pgrole_controller.controller.status_writer import PendingStatus, StatusWriter, is_about
 from pgrole_controller.core.approval import tell_approval
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, make_legible
+from pgrole_controller.core.names import cut_middle
 from pgrole_controller.core.next_attempt import FailedWrite, WriteError
 from pgrole_controller.core.outcome import LONGEST_MESSAGE, Outcome, of_error
 from pgrole_controller.core.plan import Action
@@ -68,6 +69,17 @@ _FINALIZER_LOST = (
     f"something, probably an admission webhook, removes finalizer {FINALIZER} as soon as the controller sets it: let "
     "it keep the finalizer, or set spec.deletionPolicy to Retain. Until then the controller does not change the role"
 )
+_NOT_SET = (
+    f"the API server refuses to set finalizer {FINALIZER}: {{message}}. Let the admission webhook accept it, or grant "
+    "the controller patch on pgroles, or set spec.deletionPolicy to Retain. Until then the controller does not change "
+    "the role"
+)
+_NOT_REMOVED = (
+    f"the API server refuses to remove finalizer {FINALIZER}: {{message}}. Let the admission webhook accept that, or "
+    "grant the controller patch on pgroles. Until then the controller does nothing else for this object"
+)
+#: Maximum number of characters of the API server's answer in these.
+_LONGEST_ANSWER = 1000
 
 
 def _has_finalizer(stored: Stored) -> bool:
@@ -181,6 +193,10 @@ class Reporter:
             self._report_unexpected(error, result)
             self._endings.fail(result.key)
             return None
+        if failed is not None and failed.message:
+            words = _NOT_SET if result.target.finalizer else _NOT_REMOVED
+            message = words.format(message=cut_middle(failed.message, _LONGEST_ANSWER))
+            self._report_error(Refused(Reason.CONFLICT, message), result)
         self._endings.end(result, failed)
         return failed
 

@@ -40,11 +40,12 @@ class WriteError(Enum):
 @dataclass(frozen=True, slots=True)
 class FailedWrite:
     """Why something that the next reconcile needs could not be written. `retry_after`: seconds, as the API server
-    demands.
+    demands. `message`: the API server's, if it refuses for a reason that may last.
     """
 
     error: WriteError
     retry_after: float = 0.0
+    message: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -585,6 +585,56 @@ async def test_a_finalizer_that_does_not_stay_is_reported_and_set_again_with_bac
     assert "removes finalizer pgrole.dev/drop" in ready["message"]
 
 
+class RefusingApi(StatusApi):
+    """Refuses finalizers with this status code."""
+
+    reachability = Reachability()
+
+    def __init__(self, status: int) -> None:
+        super().__init__()
+        self.status = status
+        self.statuses: list[dict[str, Any]] = []
+
+    async def request(self, _method: str, path: str, *, body: dict[str, Any] | None = None, **more: object) -> bytes:
+        if body is None:
+            return json.dumps(made(1).object()).encode()
+        if "status" not in path:
+            raise ApiError(self.status, "Forbidden", 'admission webhook "w.example" denied the request: not today')
+        self.statuses.append(body["status"])
+        return await super().request(_method, path, body=body, **more)
+
+
+@in_timelapse
+@pytest.mark.parametrize("status", [400, 403, 422, 429, 500, 503])
+@pytest.mark.parametrize("verb", ["set", "remove"])
+async def test_a_finalizer_that_the_api_server_refuses_is_reported_on_the_object(
+    objects: Objects, monkeypatch: pytest.MonkeyPatch, verb: str, status: int
+) -> None:
+    """Otherwise an object with Drop would have no status at all, and a deleted one would say that it is Ready."""
+    api, queue, told = RefusingApi(status), Queue(), list[str]()
+    seen = made(1) if verb == "set" else made(1, finalizers=[FINALIZER], deletionTimestamp="2027-01-01T00:00:00Z")
+    objects.store.put(seen)
+    recorder = Recorder(cast("Client", api))
+    monkeypatch.setattr(recorder, "record", lambda *_, reason, **__: told.append(reason))
+    reporter = Reporter(cast("Client", api), objects.store, Endings(queue, objects.contests), recorder)
+    queue.put("default", Request(seen.key, RequestReason.OBJECT))
+    await queue.take("default", 1)
+    target = Target(seen.key, seen, finalizer=True if verb == "set" else None)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(reporter.run)
+        reporter.report(Result(target, done_with=verb == "remove"))
+        await anyio.sleep(1.0)
+        tasks.cancel_scope.cancel()
+    if status in (429, 503):
+        assert (api.statuses, told) == ([], [])
+        return
+    assert told == ["Conflict"]
+    ready = next(one for one in api.statuses[0]["conditions"] if one["type"] == "Ready")
+    assert (ready["status"], ready["reason"]) == ("False", "Conflict")
+    assert f"refuses to {verb} finalizer pgrole.dev/drop: {status} " in ready["message"]
+    assert "not today" in ready["message"]
+
+
 class OlderApi(StatusApi):
     """Has the CRDs of the previous release."""
 
