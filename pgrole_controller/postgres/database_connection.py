@@ -27,8 +27,7 @@ async def connect_to(endpoint: Endpoint, database: str, purpose: str, **settings
     except PgRoleError as error:
         if opened:
             raise
-        login = user_of(endpoint.dsn) if endpoint.dsn is not None else endpoint.user
-        raise explain(error, database, login) from error.__cause__
+        raise explain(error, database, login_of(endpoint)) from error.__cause__
 
 
 async def check_unreserved(connection: Connection, database: str) -> None:
@@ -58,11 +57,16 @@ async def connect_read_only(endpoint: Endpoint, database: str | None = None) -> 
         yield connection
 
 
+def login_of(endpoint: Endpoint) -> str:
+    """Returns the role that logs in; empty if it is not known."""
+    return user_of(endpoint.dsn) if endpoint.dsn is not None else endpoint.user
+
+
 def explain(error: PgRoleError, database: str, login: str = "") -> PgRoleError:
     """Returns the error for the objects that declare privileges in a database to which the controller cannot
     connect. `login`: the role; empty if it is not known.
     """
-    codes = _codes(error)
+    codes = find_sqlstates(error)
     if NO_DATABASE in codes:
         return DatabaseMissing(database)
     if _NOT_ACCEPTING in codes:
@@ -85,11 +89,11 @@ class DatabaseMissing(Waiting):
         super().__init__(Reason.PRIVILEGE_PENDING, f'database "{database}" does not exist')
 
 
-def _codes(error: BaseException | None) -> set[str]:
-    """SQLSTATEs of an error and its causes."""
+def find_sqlstates(error: BaseException | None) -> set[str]:
+    """Returns the SQLSTATEs of an error and its causes: with several hosts, those of each."""
     if error is None:
         return set()
-    found = {str(getattr(error, "sqlstate", None) or "")} | _codes(error.__cause__)
+    found = {str(getattr(error, "sqlstate", None) or "")} | find_sqlstates(error.__cause__)
     if isinstance(error, BaseExceptionGroup):
-        found |= {code for one in error.exceptions for code in _codes(one)}
+        found |= {code for one in error.exceptions for code in find_sqlstates(one)}
     return found - {""}

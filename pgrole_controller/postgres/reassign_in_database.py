@@ -21,6 +21,7 @@ from pgrole_controller.core.errors import NOT_UTF8, PgRoleError, Reason, Transie
 from pgrole_controller.core.plan import Blocker, ReassignOwned, blocked
 from pgrole_controller.postgres.capabilities import Identity
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
+from pgrole_controller.postgres.database_connection import explain, find_sqlstates, login_of
 from pgrole_controller.postgres.errors import (
     CHANGES_SUSPENDED,
     DEPENDENT,
@@ -53,7 +54,7 @@ _OF_THE_SERVER = ("08", "53300", "57P", "PGR01", NOT_LEADING, CHANGES_SUSPENDED)
 _LACKING = "42501"
 _REMEDIES = {
     DEPENDENT: "objects of other roles depend on it",
-    _LACKING: "the controller needs the privileges of both roles, and CONNECT on the database",
+    _LACKING: "the controller needs the privileges of both roles",
     NOT_THE_GRANTOR: "GRANT it to the controller's role, or revoke them as a superuser, with SET ROLE to it",
     GRANTOR_IS_SUPERUSER: "PostgreSQL lets no one revoke these: make it NOSUPERUSER until the role is dropped",
     "53200": "too many objects for one transaction: raise max_locks_per_transaction",
@@ -127,15 +128,17 @@ async def run_in(
 async def _try(
     home: Connection, emptying: RoleEmptying, database: DependentDatabase, work: Callable[[Connection], Awaitable[None]]
 ) -> str | None:
+    opened = False
     try:
         async with connect(emptying.endpoint.at(database.name), "reassign", **emptying.settings) as connection:
+            opened = True
             await _check_place(connection, emptying.place, database)
             await _check_triggers(connection)
             await work(connection)
     except PgRoleError as error:
         if sqlstate_of(error) == NO_DATABASE or not await _exists(home, database):
             return None
-        return _describe_blocker(error)
+        return _describe_blocker(error) if opened else _describe_closed(error, emptying.endpoint, database.name)
     return None
 
 
@@ -242,6 +245,18 @@ async def refusing(task: ReassignOwned, *, lacking: str = "") -> AsyncIterator[N
             yield
     except PgRoleError as error:
         raise blocked(task.role, [Blocker("", _describe_blocker(error, lacking))]) from error
+
+
+def _describe_closed(error: PgRoleError, endpoint: Endpoint, database: str) -> str:
+    """The text of a blocker: why the controller cannot connect to this database, unlike to the home database. Raises
+    the error itself if it concerns the whole server.
+    """
+    explained = explain(error, database, login_of(endpoint))
+    if explained is not error:
+        return explained.message
+    if sqlstate_of(error) or all(code.startswith(_OF_THE_SERVER) for code in find_sqlstates(error)):
+        return _describe_blocker(error)
+    return error.message
 
 
 def _describe_blocker(error: PgRoleError, lacking: str = "") -> str:

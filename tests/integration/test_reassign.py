@@ -788,6 +788,35 @@ async def test_a_controller_that_may_not_reassign_reports_it_with_the_database(t
         assert await catalog.read_dependents(own, [await trial.oid()]) == {}
 
 
+@pytest.mark.parametrize("hosts", [1, 2])
+@pytest.mark.parametrize(
+    ("refusal", "words"),
+    [
+        ("REVOKE CONNECT ON DATABASE {} FROM PUBLIC", 'may not connect to database "{}": GRANT CONNECT'),
+        ("ALTER DATABASE {} CONNECTION LIMIT 0", 'cannot connect to database "{}"'),
+    ],
+)
+async def test_a_database_that_does_not_admit_the_controller_delays_no_other(
+    trial: ReassignTrial, refusal: str, words: str, hosts: int
+) -> None:
+    """Nor is that taken for a failure of the whole server, also where another host does not answer at all."""
+    closed, other = [await trial.create_database() for _ in range(2)]
+    user = f"controller_{trial.tag}"
+    await trial.home.execute(f"CREATE ROLE {user} LOGIN CREATEROLE PASSWORD 'p'")
+    await trial.home.execute(f"GRANT {trial.q}, {trial.new_owner} TO {user}")
+    table = f"CREATE TABLE t (a int); ALTER TABLE t OWNER TO {trial.q}"
+    grant = f"GRANT CREATE ON SCHEMA public TO {trial.new_owner}"
+    _, superuser = [await trial.enter(name, "postgres", table, grant) for name in (closed, other)]
+    await trial.home.execute(refusal.format(closed))
+    addresses = [trial.server.host] if hosts == 1 else ["127.0.0.3", trial.server.host]
+    endpoint = Endpoint.of(addresses, trial.server.port, "postgres", user, "p", "disable")
+    message = await trial.refused(endpoint=endpoint)
+    assert f'in database "{closed}": ' in message
+    assert words.format(closed) in message
+    assert f'in database "{other}"' not in message
+    assert await trial.owner(superuser, "t") == trial.new_owner
+
+
 async def test_settings_of_a_database_do_not_make_the_controller_act_as_another_role(trial: ReassignTrial) -> None:
     name = await trial.create_database()
     superuser = await trial.enter(name, "postgres", f"CREATE TABLE t (a int); ALTER TABLE t OWNER TO {trial.q}")
