@@ -165,7 +165,7 @@ class _PrivilegesView:
                 digest = grantee.digest_of(self.database) if self.database in one.recorded else ""
                 return decide_privileges(grantee, self.observed, digest, new_objects=frozenset())
             holder, stored = self.applied.get(grantee.oid, ("", ""))
-            digest = stored if holder == grantee.uid else ""
+            digest = stored if holder == grantee.holder_in(self.database) else ""
             return decide_privileges(grantee, self.observed, digest, new_objects=new_objects)
         except PgRoleError as error:
             return error

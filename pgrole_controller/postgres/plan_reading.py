@@ -159,8 +159,8 @@ async def read_claiming_namespaces(plan_session: PlanSession, names: Collection[
 async def read_privileges(
     connection: Connection, oids: Sequence[int], reach: PrivilegeReach
 ) -> tuple[ObservedDatabase, dict[int, tuple[str, str]] | None]:
-    """What these roles hold in the database of a connection in a READ ONLY transaction; and by oid, which object (uid)
-    applied which digest last: None if that cannot be read. Raises PgRoleError.
+    """What these roles hold in the database of a connection in a READ ONLY transaction; and by oid, which holder
+    (`Grantee.holder_in`) applied which digest last: None if that cannot be read. Raises PgRoleError.
     """
     table = await find_table(connection, "applied")
     applied: dict[int, tuple[str, str]] | None = None

@@ -1,6 +1,6 @@
 -- Since version 4. What was last applied of each role's privileges in this database: written by the transaction that repairs.
 -- `digest` tells a drift from a changed declaration, what waits for its first grant, and for which oid on which server it was
--- stored. `holder`: uid of the PgRole.
+-- stored. `holder`: uid of the PgRole, and the name of this database: a copy of a database takes over none of this.
 CREATE TABLE IF NOT EXISTS pgrole.applied (
     role_oid      oid PRIMARY KEY,
     role_name     text COLLATE "C" NOT NULL,

@@ -105,7 +105,7 @@ async def test_the_worker_revokes_a_grant_and_names_its_author(world: DatabaseWo
     assert note.endswith("and revoked")
     row = await world.hand.fetchrow("SELECT drift_count, holder FROM pgrole.applied WHERE role_name = $1", world.role)
     assert row is not None
-    assert tuple(row) == (1, "uid-1")
+    assert tuple(row) == (1, f"uid-1/{world.database}")
     history = await world.hand.fetchrow("SELECT * FROM pgrole.history WHERE role = $1", world.role)
     assert history is not None
     assert history["corrected"]

@@ -103,11 +103,12 @@ class PlanTrial:
         )
 
     async def applied(self, spec: dict[str, Any]) -> tuple[str, str]:
-        """Returns the uid and the digest that the controller stores once it has applied the privileges of the spec."""
+        """Returns the holder and the digest that the controller stores after it applied the privileges of the spec."""
         made = PgRole.model_validate({**SPEC, "metadata": {"name": "x", "namespace": self.namespace}, "spec": spec})
         oid = await self.home.fetchval("SELECT oid FROM pg_roles WHERE rolname = $1", spec["name"])
-        grantee = Grantee(Key(self.namespace, "x"), "", 1, spec["name"], oid, privileges_of(made) or {})
-        return f"uid-{spec['name']}", grantee.digest_of(self.prefix)
+        uid, key = f"uid-{spec['name']}", Key(self.namespace, "x")
+        grantee = Grantee(key, uid, 1, spec["name"], oid, privileges_of(made) or {})
+        return grantee.holder_in(self.prefix), grantee.digest_of(self.prefix)
 
     async def apply(self, report: PlanReport) -> None:
         """Runs a plan's script with psql."""

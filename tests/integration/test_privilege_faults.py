@@ -20,6 +20,7 @@ from anyio.streams.stapled import MultiListener
 from pgrole_controller.controller.leadership import Leadership
 from pgrole_controller.controller.privileges import database_worker, large_rounds, privilege_round, read_pace
 from pgrole_controller.controller.privileges.database_worker import DatabaseContext, DatabaseWorker
+from pgrole_controller.controller.privileges.grantees import Grantees
 from pgrole_controller.core.backoff import Backoff
 from pgrole_controller.core.errors import PgRoleError, Reason
 from pgrole_controller.core.privileges.acl import ObjectKind
@@ -252,10 +253,12 @@ async def test_reads_are_guarded_as_soon_as_another_role_may_create_schemas(
 
 
 async def test_a_copy_of_a_managed_database_starts_without_applied_declarations(world: DatabaseWorkerWorld) -> None:
-    """The copy has schema pgrole, with leader and digests."""
+    """The copy has schema pgrole, with leader, digests and counts."""
     world.declare(READ)
     async with world.working():
         await world.wait_settled()
+        await world.hand.execute(f"GRANT DELETE ON app.items TO {world.role}")
+        await world.wait_more_drifts(0)
     await world.hand.execute(
         f"REVOKE SELECT ON app.orders FROM {world.role}; GRANT UPDATE ON app.items TO {world.role}"
     )
@@ -271,9 +274,15 @@ async def test_a_copy_of_a_managed_database_starts_without_applied_declarations(
         assert worker.mode is DatabaseMode.EVENTS
         assert await world.may("SELECT", "app.orders")
         assert not await world.may("UPDATE", "app.items")
-        assert result.drift_count == 0
+        assert (result.drift_count, result.last_drifts) == (0, ())
         await world.hand.execute(f"GRANT UPDATE ON app.orders TO {world.role}")
         await world.wait_may("UPDATE", "app.orders", expected=False)
+        await world.wait(lambda result: result.drift_count == 1)
+    world.grantees = Grantees()
+    world.declare(READ)
+    async with world.working():
+        result = await world.wait(lambda result: bool(result.last_drifts))
+        assert (result.drift_count, result.last_drifts[-1].words) == (1, ("UPDATE on table app.orders was granted",))
     await world.hand.execute("DROP TABLE app.orders, app.items")
     await world.hand.execute(f"DROP OWNED BY {world.role}")
 

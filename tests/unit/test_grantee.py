@@ -59,6 +59,15 @@ def test_the_digest_covers_only_what_matters_in_its_database() -> None:
         assert other.digest_of("orders") != digest
 
 
+def test_what_is_stored_in_a_database_belongs_to_the_object_and_to_this_database() -> None:
+    one = Grantee(Key("shop", "app"), "uid", 1, "app", 16_400)
+    names = ("orders", "orders_copy", "caf\u00e9", "caf\\xe9", "\u5b57")
+    holders = [each.holder_in(name) for each in (one, replace(one, uid="other")) for name in names]
+    assert holders[:2] == ["uid/orders", "uid/orders_copy"]
+    assert len({*holders}) == len(holders)
+    assert all(holder.isascii() for holder in holders)
+
+
 def test_the_digest_changes_with_the_namespaces_roles_only_for_an_adoptee() -> None:
     adoptee = replace(GRANTEE, adoptee=Takeover.NEW)
     assert GRANTEE.with_owned(frozenset({1})).digest_of("orders") == GRANTEE.digest_of("orders")

@@ -69,7 +69,7 @@ def test_reported_drift_is_offered_and_an_approval_corrects_it() -> None:
     assert [change.privileges for change in one.decision.changes] == [("DELETE",)]
     assert one.role.offer is None
     *_, last = RoundRecords("orders", 7, "c1", HistoryConfig(), stores=True).build([one]).split(";\n")
-    assert last == f"SELECT pgrole.store_approval(16400, 'uid', '{approval.value}')"
+    assert last == f"SELECT pgrole.store_approval(16400, 'uid/orders', '{approval.value}')"
 
 
 @pytest.mark.parametrize(

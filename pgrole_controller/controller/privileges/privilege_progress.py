@@ -239,7 +239,7 @@ def restore_applied(
         set_applied(one, remembered.get(oid, AppliedState()), database)
         return
     found = stored.find(oid)
-    if found is None or found.holder != one.grantee.uid:
+    if found is None or found.holder != one.grantee.holder_in(database):
         set_applied(one, AppliedState(), database)
         return
     declaration, moved = found.digest, found.made_for != (session.identity.system_identifier, oid)

@@ -94,13 +94,14 @@ class RoundRecords:
             if one.needs_storing or one.told or (one.approval is not None and one.error is None):
                 statements.append(self._store(one))
             if one.approval is not None:
-                statements.append(build_approval_statement(one.grantee.oid, one.grantee.uid, one.approval.value))
+                holder = one.grantee.holder_in(self.database)
+                statements.append(build_approval_statement(one.grantee.oid, holder, one.approval.value))
         return ";\n".join(statements)
 
     def _store(self, one: PrivilegeProgress) -> str:
-        grantee = one.grantee
+        grantee, holder = one.grantee, one.grantee.holder_in(self.database)
         drift = shorten_drift(one.told[-1][0]) if one.told else None
-        return build_applied_statement(self.server, grantee.oid, grantee.role_name, grantee.uid, one.declaration, drift)
+        return build_applied_statement(self.server, grantee.oid, grantee.role_name, holder, one.declaration, drift)
 
     def record_told(self, one: PrivilegeProgress) -> list[RecordedDrift]:
         """What this role's repairs corrected."""

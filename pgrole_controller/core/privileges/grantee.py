@@ -164,6 +164,12 @@ class Grantee:
     def databases(self) -> frozenset[str]:
         return frozenset(self.declared) | frozenset(self.former)
 
+    def holder_in(self, database: str) -> str:
+        """Returns who the database notes for what it stores about the role. A copy of it, with what it stores, is
+        another database. In ASCII, which every encoding has.
+        """
+        return f"{self.uid}/{database.encode('unicode_escape').decode()}"
+
     def names_creators(self, database: str) -> bool:
         """Whether a declaration there names roles whose default privileges it is about."""
         declared = self.declared.get(database)

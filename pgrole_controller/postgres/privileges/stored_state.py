@@ -36,9 +36,9 @@ _MARK = re.compile(r" @(\d{1,20}):(\d{1,10})$", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class AppliedDigest:
-    """What was last applied for one role in a database, by the object with uid `holder`. `last_drift`: as the repairing
-    transaction stored it; only with a full read. `made_for`: system identifier and oid of the role that the digest is
-    about; None: not known.
+    """What was last applied for one role in a database, by `holder` (`Grantee.holder_in`). `last_drift`: as the
+    repairing transaction stored it; only with a full read. `made_for`: system identifier and oid of the role that the
+    digest is about; None: not known.
     """
 
     holder: str
