@@ -12,7 +12,13 @@ import pytest
 import pytest_asyncio
 
 from pgrole_controller.controller.leadership import Leadership
-from pgrole_controller.controller.privileges import database_rotation, database_worker, databases, read_pace
+from pgrole_controller.controller.privileges import (
+    database_rotation,
+    database_worker,
+    databases,
+    privilege_records,
+    read_pace,
+)
 from pgrole_controller.controller.privileges.database_worker import DatabaseWorker
 from pgrole_controller.controller.privileges.databases import Databases
 from pgrole_controller.controller.privileges.privilege_round import run_round
@@ -27,6 +33,7 @@ from pgrole_controller.kube.lease import Term
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.local.process import reached
 from pgrole_controller.postgres import queries
+from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.fence import Fence, take_lead
 from pgrole_controller.postgres.privileges import database_opening, searches
 from tests.integration.database_world import DEADLINE, KEY, POLICY, READ, SERVER
@@ -398,6 +405,44 @@ async def test_reported_drift_stays_although_nothing_stores_what_was_applied(thr
         three.declare(*names, report_only=True)
         for name in names:
             await three.wait_may(name, "DELETE", expected=False)
+
+
+@pytest.mark.parametrize("cause", ["another session with the home database", "not listed for a while"])
+async def test_a_drift_that_could_not_be_recorded_is_recorded_by_the_next_worker(
+    three: DatabasesWorld, monkeypatch: pytest.MonkeyPatch, cause: str
+) -> None:
+    monkeypatch.setattr(privilege_records, "RECORD_SECONDS", 0.3)
+    names, listed, lockers = three.names[:2], three.config.databases, list[Connection]()
+    three.declare(*names)
+
+    async def are_recorded() -> bool:
+        query = "SELECT coalesce(sum(count), 0) FROM pgrole.history WHERE role = $1"
+        return [await three.hands[name].fetchval(query, three.role) for name in names] == [1, 1]
+
+    async with AsyncExitStack() as stack:
+        served = await stack.enter_async_context(three.serving())
+        await three.wait_settled(*names)
+        for name in names:
+            lockers.append(await asyncpg.connect(three.server.dsn(database=name)))
+            await lockers[-1].execute("BEGIN; LOCK TABLE pgrole.drift_history IN SHARE MODE")
+            await three.hands[name].execute(GRANT.format(three.role))
+            await three.wait_may(name, "DELETE", expected=False)
+        await three.wait(lambda: all(getattr(three.result(name), "drift_count", 0) == 1 for name in names), "counted")
+        if cause == "not listed for a while":
+            three.config = replace(three.config, databases=DatabasesConfig(("other",), max=1))
+            served.note_config()
+            await three.wait(lambda: all("allowed: other." in str(three.result(name)) for name in names), "not listed")
+        else:
+            await stack.aclose()
+        for locker in lockers:
+            await locker.close()
+        assert not await are_recorded()
+        if cause == "not listed for a while":
+            three.config = replace(three.config, databases=listed)
+            served.note_config()
+        else:
+            await stack.enter_async_context(three.run(served))
+        await three.wait(are_recorded, "recorded")
 
 
 @pytest.mark.usefixtures("restless")

@@ -16,6 +16,7 @@ from pgrole_controller.core.privileges.acl import DatabaseObject, ObjectId, Obse
 from pgrole_controller.core.privileges.observed_database import ObservedDatabase
 from pgrole_controller.core.privileges.privilege_policy import DatabaseFacts
 from pgrole_controller.core.request import Key
+from pgrole_controller.postgres.drift_history import RecordedDrift
 from tests.unit.test_acl_decision import STRANGER, grantee, make
 
 DEADLINE = 30.0
@@ -279,3 +280,12 @@ def test_the_next_worker_knows_what_the_former_one_applied_until_it_ended_in_the
     memory.keep_only([other])
     assert following.of_database(16_384).applied == {other.oid: applied}
     assert following.of_database(16_385).applied == {}
+
+
+def test_the_next_worker_has_the_drifts_that_the_former_one_did_not_record() -> None:
+    memory = PrivilegeMemory().of_database(16_384)
+    memory.drifts.note_waiting([RecordedDrift("reader", ("privileges",), True, "orders")], 10.0)
+    following = memory.of_next_worker()
+    memory.drifts.note_waiting([RecordedDrift("writer", ("privileges",), True, "orders")])
+    assert [one.role for one in following.drifts.waiting] == ["reader", "writer"]
+    assert following.drifts.record_at == 10.0

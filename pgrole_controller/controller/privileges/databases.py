@@ -194,7 +194,7 @@ class Databases:
         self._unstored = [*self._unstored, *drifts][-MOST_RECORDED:]
 
     def forget_drifts(self) -> None:
-        """Forgets what was found, and applied, on another server."""
+        """Forgets what was found, and applied, on another server, recorded or not."""
         self._unstored, self._left, self._remembered = [], set(), {}
 
     def take_left(self) -> set[str]:

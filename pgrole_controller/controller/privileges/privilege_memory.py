@@ -65,8 +65,10 @@ class PrivilegeMemory:
         return self
 
     def of_next_worker(self) -> "PrivilegeMemory":
-        """Returns the memory for the next worker of the database: what was applied, also by what has yet to end."""
-        return PrivilegeMemory(self.database, self.applied)
+        """Returns the memory for the next worker of the database: what was applied, and the drifts that are not
+        recorded yet, also those of what has yet to end.
+        """
+        return PrivilegeMemory(self.database, self.applied, drifts=self.drifts)
 
     def take_repaired(self) -> float:
         """Returns `repaired_at`, and forgets it."""
