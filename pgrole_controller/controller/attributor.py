@@ -8,7 +8,8 @@ found, and `find_cause` the cause, for the next status of that object.
 
 Guarantees: at most MOST_WAITING drifts wait; more are recorded without a cause. A row that could not be written is
 tried again, also in the next session, as long as this process lives. After a restart, the claims tell the last drift of
-each role (`note_claim`). The connection is opened at the first drift and closed after IDLE_SECONDS without one.
+each role (`note_claim`). The connection, which is to the server of the session, is opened at the first drift and closed
+after IDLE_SECONDS without one.
 """
 
 import logging
@@ -30,6 +31,7 @@ from pgrole_controller.core.request import Key
 from pgrole_controller.core.role_drift import FoundCause, RoleDrift
 from pgrole_controller.event_loop import Signal
 from pgrole_controller.logs import describe_error
+from pgrole_controller.postgres.capabilities import check_same_server
 from pgrole_controller.postgres.connection import Connection, connect
 from pgrole_controller.postgres.drift_history import MOST_RECORDED, RecordedDrift, record_at_home
 from pgrole_controller.postgres.errors import sqlstate_of
@@ -140,6 +142,7 @@ class Attributor:
             try:
                 if endpoint is not None:
                     async with connect(endpoint, "attribution") as connection:
+                        await check_same_server(connection, session.identity)
                         await self._answer_all(connection, session, attribution, began)
                 failures = 0
                 continue

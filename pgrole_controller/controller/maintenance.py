@@ -5,13 +5,13 @@ role still declares privileges there: its event triggers go on recording. Within
 was recorded, or the last role gave up the database, only copies from there; and what was found in databases without
 schema pgrole is recorded. In between, no connection is open and nothing is asked.
 
-Guarantees: it runs beside the worker, on connections of its own, and connects to admitted databases only; an error
-costs this round of one database and ends no session.
+Guarantees: it runs beside the worker, on connections of its own, and connects to admitted databases of the session's
+server only; an error costs this round of one database and ends no session.
 """
 
 import logging
-from collections.abc import Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import NoReturn
 
 import anyio
@@ -20,6 +20,7 @@ from pgrole_controller.controller.privileges.databases import Databases
 from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.logs import describe_error
+from pgrole_controller.postgres.capabilities import check_same_server
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.database_connection import DatabaseMissing, explain
 from pgrole_controller.postgres.drift_history import MOST_RECORDED, record_at_home
@@ -62,6 +63,15 @@ class Maintenance:
             elif recorded:
                 await self.tend(recorded, everything=False)
 
+    @asynccontextmanager
+    async def _connect(self, endpoint: Endpoint) -> AsyncIterator[Connection]:
+        """A connection to the server of the session: after a failover, its address may lead to the former primary,
+        whose leader is the same. Raises PgRoleError.
+        """
+        async with connect(endpoint, _PURPOSE) as connection:
+            await check_same_server(connection, self._session.identity)
+            yield connection
+
     async def record_unstored(self) -> None:
         """Records in the home database the drifts of databases that store nothing."""
         endpoint, session = self._config().endpoint, self._session
@@ -72,7 +82,7 @@ class Maintenance:
             return
         history, opening = self._config().history, session.claims.opening()
         try:
-            async with connect(endpoint, _PURPOSE) as home:
+            async with self._connect(endpoint) as home:
                 for start in range(0, len(drifts), MOST_RECORDED):
                     await record_at_home(home, drifts[start : start + MOST_RECORDED], history, opening, session.fence)
         except Exception as error:  # noqa: BLE001 -- it must not end the session
@@ -87,7 +97,7 @@ class Maintenance:
         endpoint, storing = self._config().endpoint, self._databases.storing()
         if self._installed is None and endpoint is not None:
             try:
-                async with connect(endpoint, _PURPOSE) as home:
+                async with self._connect(endpoint) as home:
                     self._installed = {one.name for one in await read_databases(home) if one.connectable}
             except Exception as error:  # noqa: BLE001 -- it must not end the session
                 self._warn(self._home, error)
@@ -115,7 +125,7 @@ class Maintenance:
             home = None
             if session.notes_generations:
                 try:
-                    home = await stack.enter_async_context(connect(endpoint, _PURPOSE))
+                    home = await stack.enter_async_context(self._connect(endpoint))
                     if everything:
                         await prune(home, self._config().history, self._databases.cluster, session.fence)
                 except Exception as error:  # noqa: BLE001 -- it must not end the session
@@ -129,7 +139,7 @@ class Maintenance:
                     self._warn(name, error)
 
     async def _tend_database(self, name: str, endpoint: Endpoint, home: Connection | None, *, everything: bool) -> None:
-        async with connect(endpoint.at(name), _PURPOSE) as database:
+        async with self._connect(endpoint.at(name)) as database:
             if name not in self._databases.storing() and not (await inspect_database(database)).present:
                 if self._installed is not None:
                     self._installed.discard(name)

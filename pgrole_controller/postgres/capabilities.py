@@ -42,6 +42,11 @@ class Identity:
             raise Transient(Reason.SERVER_NOT_READY, "a different server answers on the same address")
 
 
+async def check_same_server(connection: Connection, server: Identity) -> None:
+    """Raises Transient unless the connection, which may be to any database, is to this server."""
+    server.check_answer(await fetch_row(connection, "identify", queries.inspect("server")))
+
+
 async def identify(connection: Connection) -> Identity:
     """Raises PgRoleError, also for a server that is read-only or too old, and for a database that is not UTF8."""
     row = await fetch_row(connection, "identify", queries.inspect("server"))

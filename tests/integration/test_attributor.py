@@ -27,6 +27,7 @@ from pgrole_controller.core.request import Key
 from pgrole_controller.core.role_drift import RoleDrift
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.local.process import reached
+from pgrole_controller.postgres.capabilities import Identity, identify
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.database_claims import DatabaseClaims
 from pgrole_controller.postgres.drift_history import record_at_home
@@ -43,15 +44,17 @@ DRIFT = RoleDrift("app", 20_000, "uid-1", ("login",), True, NOW, {"login": {"dec
 class HistoryHome:
     """The home database, an attributor, and what it asked to be reconciled."""
 
-    def __init__(self, dsn: str, hand: Connection) -> None:
-        self.hand = hand
+    def __init__(self, dsn: str, hand: Connection, server: Identity) -> None:
+        self.hand, self.server = hand, server
         self.config = ServerConfig("main", Endpoint(dsn), ServerPolicy(), Address("pg", 5432, "o", "require"))
         self.found: list[Key] = []
         self.attributor = Attributor(lambda: self.config, "c1", self.found.append)
 
     @asynccontextmanager
-    async def running(self, *, keeps: bool = True) -> AsyncIterator[None]:
-        session = SimpleNamespace(notes_generations=keeps, claims=DatabaseClaims(), fence=None)
+    async def running(self, *, keeps: bool = True, server: Identity | None = None) -> AsyncIterator[None]:
+        """`server`: of the session; None: that of the home database."""
+        identity = server or self.server
+        session = SimpleNamespace(notes_generations=keeps, claims=DatabaseClaims(), fence=None, identity=identity)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self.attributor.run, cast("Session", session))
             yield
@@ -73,7 +76,7 @@ async def home(postgres_server: PostgresServer, database: str) -> AsyncIterator[
     async with connect(Endpoint(database), "work") as hand:
         await hand.execute("SET application_name = 'psql'")
         await install(hand)
-        yield HistoryHome(database, hand)
+        yield HistoryHome(database, hand, await identify(hand))
 
 
 async def test_equal_drifts_within_a_minute_share_one_counted_row(home: HistoryHome) -> None:
@@ -84,6 +87,20 @@ async def test_equal_drifts_within_a_minute_share_one_counted_row(home: HistoryH
         await home.wait_rows(lambda rows: rows == [("app", ["login"], 3, True), ("app", ["login"], 1, True)])
         details = await home.hand.fetchval("SELECT details ->> 'login' FROM pgrole.history LIMIT 1")
         assert "observed" in details
+
+
+async def test_drifts_are_recorded_on_the_server_of_the_session_only(
+    home: HistoryHome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a failover, the same address may lead to the former primary, where the same process leads."""
+    monkeypatch.setattr(attributor_module, "_RETRY", Backoff(0.05, 0.05))
+    former = replace(home.server, started_at=home.server.started_at - timedelta(seconds=1))
+    async with home.running(server=former):
+        home.attributor.note(KEY, DRIFT)
+        await anyio.sleep(0.5)
+    assert await home.rows() == []
+    async with home.running():
+        await home.wait_rows(lambda rows: rows == [("app", ["login"], 1, True)])
 
 
 async def test_different_drifts_of_one_field_within_a_minute_have_a_row_each(home: HistoryHome) -> None:

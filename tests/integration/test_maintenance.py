@@ -4,6 +4,8 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import cast
 
@@ -103,6 +105,28 @@ async def test_maintenance_does_not_prune_a_database_that_the_server_does_not_ad
     async with maintenance_of(server, lambda: DatabasesConfig(tuple(admitted), (left,))) as maintenance:
         await maintenance.tend_all()
         assert await count_events(server, left) == 125_000
+
+
+async def test_only_the_server_of_the_session_is_maintained(server: PostgresServer) -> None:
+    """After a failover, the same address may lead to the former primary, where the same process leads."""
+    left, drift = await make_database(server), RecordedDrift("elsewhere", ("privileges",), True, "lost", key="2")
+    recorded = "SELECT count(*) FROM pgrole.history WHERE role = 'elsewhere'"
+    async with maintenance_of(server, lambda: DatabasesConfig((left,))) as maintenance:
+        session = maintenance._session
+        began = session.identity.started_at + timedelta(seconds=1)
+        maintenance._session = replace(session, identity=replace(session.identity, started_at=began))
+        maintenance._databases.keep_unstored([drift])
+        await maintenance.record_unstored()
+        await maintenance.tend({left}, everything=True)
+        await maintenance.tend_all()
+        assert await count_events(server, left) == 125_000
+        async with connect(Endpoint(server.dsn()), "test") as home:
+            assert await home.fetchval(recorded) == 0
+            maintenance._session = session
+            await maintenance.record_unstored()
+            await maintenance.tend_all()
+            assert await home.fetchval(recorded) == 1
+        assert await count_events(server, left) == MOST
 
 
 @pytest.mark.slow
