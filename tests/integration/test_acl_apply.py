@@ -19,7 +19,7 @@ from pgrole_controller.postgres.privileges.acl_apply import AppliedAcls, apply_a
 from pgrole_controller.postgres.privileges.acl_catalog import read_columns, read_defaults
 from pgrole_controller.postgres.privileges.acl_checks import NOT_AS_EXPECTED, prepare_checks
 from pgrole_controller.postgres.privileges.acl_locks import PATIENCE_SECONDS, REST_SECONDS
-from pgrole_controller.postgres.privileges.acl_refusal import FailedChanges, divide
+from pgrole_controller.postgres.privileges.acl_refusal import FailedChanges, divide, failed_changes_of
 from pgrole_controller.postgres.privileges.acl_script import render_repairs
 from pgrole_controller.postgres.privileges.acl_transaction import AclDialect
 from pgrole_controller.postgres.privileges.acl_verification import AclRepair
@@ -602,6 +602,34 @@ async def test_an_open_transaction_delays_only_the_default_privileges_that_it_wr
         assert set(left) == set(changes[:-1])
     assert not (await apply(db, (), changes)).default_errors
     assert len(await read_defaults(db.connection, db.grantees("reader"))) == number + 1
+
+
+@pytest.mark.parametrize(
+    ("sqlstate", "reason"),
+    [("57014", Reason.PROGRESSING), ("53100", Reason.SERVER_NOT_READY), ("P0001", Reason.DATABASE_ERROR)],
+)
+async def test_an_error_that_may_pass_by_itself_is_told_from_a_refusal(
+    db: AclDatabase, sqlstate: str, reason: Reason
+) -> None:
+    await db.run(f"""
+        CREATE FUNCTION app.fail() RETURNS event_trigger LANGUAGE plpgsql
+        AS $$ BEGIN RAISE 'not now' USING ERRCODE = '{sqlstate}'; END $$;
+        CREATE EVENT TRIGGER fail ON ddl_command_start WHEN TAG IN ('GRANT', 'ALTER DEFAULT PRIVILEGES')
+        EXECUTE FUNCTION app.fail()
+    """)
+    table = named(await read(db), "t")
+    some = AclRepair(table, (change(db, table, "reader", "SELECT"),))
+    both = AclRepair(table, (*some.changes, change(db, table, "writer", "SELECT")))
+    default = DefaultAclChange(
+        db.oids["owner"], db.name("owner"), "app", "r", db.oids["reader"], db.name("reader"), ("SELECT",)
+    )
+    for repair in (some, both):
+        applied = await apply(db, [repair], [default])
+        for error in (applied.find_error(table.object.id, db.oids["reader"]), applied.default_errors[default]):
+            assert error is not None
+            assert (error.reason, "not now" in error.message) == (reason, True)
+    postponed = failed_changes_of(db.connection).postpone(some)
+    assert (postponed.reason is Reason.DATABASE_ERROR) is (reason is Reason.DATABASE_ERROR)
 
 
 async def test_an_irrevocable_entry_is_an_error_of_its_grantee_only(db: AclDatabase) -> None:

@@ -231,7 +231,7 @@ class Batches(Generic[T]):
             self._report_locked(one)
             return
         if error is not None:
-            self._failures.note(one)
+            self._failures.note(one, error)
             self._steps.report(one, error)
         else:
             self._waits.forget([key_of(one)])

@@ -16,7 +16,7 @@ from pgrole_controller.core.privileges.acl import AclChange, DefaultAclChange
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.catalog import MEMBERSHIP_OPTIONS_VERSION
 from pgrole_controller.postgres.connection import Connection
-from pgrole_controller.postgres.errors import DEPENDENT, LOCK_NOT_FREE, is_lacking, shorten, sqlstate_of
+from pgrole_controller.postgres.errors import DEPENDENT, LOCK_NOT_FREE, is_lacking, is_passing, shorten, sqlstate_of
 from pgrole_controller.postgres.missing_privileges import explain_own_schema
 from pgrole_controller.postgres.privileges.acl_locks import find_locked_table, key_of, tell_locked_table
 from pgrole_controller.postgres.privileges.acl_verification import AclRepair
@@ -94,6 +94,12 @@ def _said(error: PgRoleError) -> str:
     return shorten(str(getattr(error.__cause__, "message", "")) or error.message)
 
 
+def _tell_passing(error: PgRoleError, message: str) -> PgRoleError:
+    """Keeps DATABASE_ERROR for what PostgreSQL refuses: a statement that was canceled may succeed later."""
+    reason = Reason.PROGRESSING if error.reason is Reason.DATABASE_ERROR else error.reason
+    return Transient(reason, message)
+
+
 async def explain(connection: Connection, error: PgRoleError, repair: AclRepair, version: int) -> PgRoleError:
     """Returns the error to report on the object that declares the privileges. `version`: server_version_num. Raises
     PgRoleError if the connection is lost.
@@ -107,6 +113,8 @@ async def explain(connection: Connection, error: PgRoleError, repair: AclRepair,
     if code == _ROW_TOO_BIG:
         remedy = "grant it to a group role, and make the roles members of that"
         return Transient(Reason.DATABASE_ERROR, f"the ACL of {label} has no room for another role: {remedy}")
+    if is_passing(error):
+        return _tell_passing(error, f"{label}: {error.message}")
     if is_lacking(error) and (own := await explain_own_schema(connection, error, said)) is not None:
         return own
     text = error.message if isinstance(error, Ineffective) else f"{label}: {said}"
@@ -121,6 +129,8 @@ async def explain_default(
     connection: Connection, error: PgRoleError, change: DefaultAclChange, version: int
 ) -> PgRoleError:
     """Likewise, of default privileges."""
+    if is_passing(error):
+        return _tell_passing(error, error.message)
     if not is_lacking(error):
         return error
     said = _said(error)
@@ -216,15 +226,19 @@ class FailedChanges:
     _owners: dict[Hashable, int] = field(default_factory=dict)
     _parts: dict[tuple[Hashable, Part], int] = field(default_factory=dict)  # by the turn in which each failed last
     _turn: int = 0
+    _refused: set[Hashable] = field(default_factory=set)  # of `_owners`: not for a reason that may pass by itself
 
-    def note(self, one: AclRepair | DefaultAclChange) -> None:
+    def note(self, one: AclRepair | DefaultAclChange, error: PgRoleError) -> None:
         if len(self._owners) >= _MOST_FAILED:
             self._owners.clear()
-        self._owners[key_of(one)] = _owner_of(one)
+            self._refused.clear()
+        key = key_of(one)
+        self._owners[key] = _owner_of(one)
+        (self._refused.add if error.reason is Reason.DATABASE_ERROR else self._refused.discard)(key)
 
     def postpone(self, one: AclRepair | DefaultAclChange) -> PgRoleError:
-        """Returns the error of a change for which there is no time: if it failed before, it is not in progress."""
-        if key_of(one) not in self._owners:
+        """Returns the error of a change for which there is no time: if it was refused before, it is not in progress."""
+        if key_of(one) not in self._refused:
             return postpone()
         return Postponed(Reason.DATABASE_ERROR, "postponed, since it failed before, as many other changes do")
 
@@ -232,6 +246,7 @@ class FailedChanges:
         """These were changed."""
         for one in some if self._owners else ():
             self._owners.pop(key_of(one), None)
+            self._refused.discard(key_of(one))
 
     def separate(self, some: Sequence[T], size: int) -> list[Sequence[T]]:
         """Returns parts of at most this size, in the same order: first of what belongs to owners of whom nothing
