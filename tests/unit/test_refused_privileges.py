@@ -16,7 +16,21 @@ from pgrole_controller.core.privileges.observed_database import ObservedDatabase
 from pgrole_controller.core.privileges.privilege_difference import phrases
 from pgrole_controller.core.server_options import HistoryConfig
 from pgrole_controller.postgres.privileges.acl_apply import AppliedAcls
-from tests.unit.test_acl_decision import DELEGATE, ME, NOTHING, OWNER, READ, TABLE, entry, grantee, make, observe, texts
+from tests.unit.test_acl_decision import (
+    DELEGATE,
+    ME,
+    NOTHING,
+    OWNER,
+    READ,
+    TABLE,
+    entry,
+    grantee,
+    make,
+    observe,
+    of_objects,
+    table,
+    texts,
+)
 
 LASTING = Transient(Reason.DATABASE_ERROR, "must be owner of table other")
 PASSING = Transient(Reason.PROGRESSING, "another transaction has locked table other")
@@ -100,6 +114,18 @@ def test_a_refused_revoke_is_tried_again_and_is_no_drift_until_it_was_made(kind:
     applied = stored(attempt(one, observe((OTHER, (entry("SELECT"),))), applied))
     assert applied == one.digest_of("orders")
     assert len(decide(one, held, applied).drift) == (0 if kind == "ignored" else 2)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_refused_revoke_of_a_table_covers_the_grant_option_on_a_column_that_it_would_revoke(kind: str) -> None:
+    one = of_kind(kind, of_objects(table("SELECT", "id", name="other")))
+    entries = (entry("SELECT", grantor=DELEGATE), entry("SELECT", "id", grantor=DELEGATE, grantable=True))
+    held = observe((OTHER, entries), columns=("id",))
+    errors = AppliedAcls({OTHER.id: LASTING}, {OTHER.id: {(ME, True): LASTING}})
+    first = attempt(one, held, "", failed=errors)
+    then = decide(one, held, stored(first))
+    assert texts(then) == texts(first.decision)
+    assert (then.drift, then.reported) == ((), ())
 
 
 def test_a_former_privilege_whose_revoke_is_refused_is_still_revoked_under_report() -> None:

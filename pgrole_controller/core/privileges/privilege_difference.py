@@ -60,9 +60,9 @@ class PrivilegeDifference:
 
     @property
     def mark(self) -> str:
-        """What it waits under if PostgreSQL refused to grant or revoke it, whatever the columns."""
+        """What it waits under if PostgreSQL refused to grant or revoke it, whatever the columns and the option."""
         where = self.place if self.object is None else f"{self.object.id.catalog} {self.object.id.oid}"
-        by = f" {self.option} {self.granted_by}" if self.held else ""
+        by = f" {self.granted_by}" if self.held else ""
         return f"refused {self.privilege} {where}{by}"
 
     @property
