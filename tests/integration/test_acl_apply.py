@@ -759,13 +759,33 @@ async def test_many_irrevocable_entries_of_one_object_keep_no_other_from_being_r
 async def test_parts_that_failed_come_last_and_in_turn(db: AclDatabase) -> None:
     table, sequence = (AclRepair(one, ()) for one in (await read(db))[:2])
     failures, parts = FailedChanges(), [(1, False), (1, True), (2, True), (3, True)]
+    refused, passing = PgRoleError(Reason.DATABASE_ERROR, ""), PgRoleError(Reason.PROGRESSING, "")
     assert failures.separate_parts(table, parts) == [[0, 1, 2, 3]]
-    failures.note_parts(table, {(1, True), (3, True)}, {(1, False)})
-    failures.note_parts(table, {(1, True)}, set())
+    failures.note_parts(table, {(1, True): passing, (3, True): refused}, {(1, False)})
+    failures.note_parts(table, {(1, True): passing}, set())
     assert failures.separate_parts(table, parts) == [[0, 2], [3, 1]]
     assert failures.separate_parts(sequence, parts) == [[0, 1, 2, 3]]
-    failures.note_parts(table, set(), {(1, True)})
+    failures.note_parts(table, {}, {(1, True)})
     assert failures.separate_parts(table, parts) == [[0, 1, 2], [3]]
+
+
+async def test_parts_for_which_there_is_no_time_are_in_progress_unless_they_were_refused_before(
+    db: AclDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await db.run("""
+        GRANT INSERT ON app.t TO {delegate} WITH GRANT OPTION;
+        SET ROLE {delegate}; GRANT INSERT ON app.t TO {reader}, {writer}; RESET ROLE; ALTER ROLE {delegate} SUPERUSER
+    """)
+    table, by = named(await read(db), "t"), db.name("delegate")
+    roles = ["reader", "writer", "stranger"]
+    changes = [change(db, table, role, "INSERT", revoke=True, grantor=by) for role in roles[:2]]
+    for seconds, expected in ((1.0, {}), (0.0, {"stranger": Reason.PROGRESSING})):
+        monkeypatch.setattr(acl_transaction, "_PARTS_SECONDS", seconds)
+        applied = await apply(db, [AclRepair(table, tuple(changes))])
+        errors = {role: applied.find_error(table.object.id, db.oids[role]) for role in roles[: len(changes)]}
+        reasons = {role: error.reason for role, error in errors.items() if error is not None}
+        assert reasons == {"reader": Reason.DATABASE_ERROR, "writer": Reason.DATABASE_ERROR} | expected
+        changes.append(change(db, table, "stranger", "SELECT"))
 
 
 @pytest.mark.slow

@@ -35,7 +35,7 @@ from pgrole_controller.local.process import reached
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.fence import Fence, take_lead
-from pgrole_controller.postgres.privileges import database_opening, searches
+from pgrole_controller.postgres.privileges import acl_batches, database_opening, searches
 from tests.integration.database_world import DEADLINE, KEY, POLICY, READ, SERVER
 from tests.integration.databases_world import DatabasesWorld, SessionRecord, in_turn, make_databases, state_of
 
@@ -530,6 +530,33 @@ async def test_what_failed_is_tried_again_in_a_turn_of_its_own(
         )
         await holder.close()
         await three.wait_settled(last)
+
+
+async def test_more_entries_that_cannot_be_revoked_than_a_turn_has_time_for_keep_no_drift_from_being_reported(
+    three: DatabasesWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(acl_batches, "DIVIDING_SECONDS", 0.3)
+    last, delegate = three.names[-1], f"{three.role}_delegate"
+    hand = three.hands[last]
+    await hand.execute(f"""
+        CREATE ROLE {delegate}; GRANT USAGE ON SCHEMA app TO {delegate};
+        DO $$ BEGIN FOR i IN 1..80 LOOP EXECUTE format('CREATE TABLE app.stuck_%s ()', i); END LOOP; END $$;
+        GRANT INSERT ON ALL TABLES IN SCHEMA app TO {delegate} WITH GRANT OPTION;
+        SET ROLE {delegate}; GRANT INSERT ON ALL TABLES IN SCHEMA app TO {three.role}; RESET ROLE;
+        ALTER ROLE {delegate} SUPERUSER
+    """)
+    three.declare(*three.names, report_only=True)
+    async with three.serving():
+        await three.wait(lambda: "NOSUPERUSER" in str(getattr(three.result(last), "error", "")), "refused")
+
+        async def is_applied() -> bool:
+            return bool(await hand.fetchval("SELECT count(*) FROM pgrole.applied"))
+
+        await three.wait(is_applied, "the declaration counts as applied")
+        await hand.execute(GRANT.format(three.role))
+        words = ("DELETE on table app.orders was granted",)
+        await three.wait(lambda: getattr(three.result(last), "reported", ()) == words, "reported")
+    await hand.execute(f"ALTER ROLE {delegate} NOSUPERUSER; DROP OWNED BY {delegate} CASCADE; DROP ROLE {delegate}")
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from pgrole_controller.core.privileges.grantee import Grantee
 from pgrole_controller.core.privileges.observed_database import ObservedDatabase
 from pgrole_controller.core.privileges.privilege_reach import PrivilegeReach
 from pgrole_controller.core.request import Key
+from pgrole_controller.postgres.privileges.acl_refusal import FailedChanges
 
 #: Maximum number of objects noted between two complete reads. Of more, most were dropped again.
 MOST_NOTED = 20_000
@@ -28,7 +29,7 @@ class PrivilegeMemory:
     """`database`: its oid, once a session had one. `applied`: by oid of the role, where the database stores nothing.
     `repaired_at`: when the last correction of a drift was committed, on the loop's clock. `with_columns`: oids of
     tables with declared columns. `absent_creators`: roles that declarations name and that do not exist. `adoptees`:
-    reads for these. `largest_acl`: at the last complete read.
+    reads for these. `largest_acl`: at the last complete read. `failed`: with any connection.
     """
 
     database: int | None = None
@@ -40,6 +41,7 @@ class PrivilegeMemory:
     with_columns: frozenset[int] = frozenset()
     absent_creators: frozenset[str] = frozenset()
     largest_acl: int = 0
+    failed: FailedChanges = field(default_factory=FailedChanges)
     _roles: dict[Key, RoleMemory] = field(default_factory=dict)
     _kept: tuple[Grantee, ...] = ()
     _resting: frozenset[Key] = frozenset()  # suspended, ignored or refused: nothing is granted to these

@@ -24,6 +24,7 @@ from pgrole_controller.core.privileges.privilege_reach import PrivilegeReach
 from pgrole_controller.core.privileges.privilege_result import PrivilegeResult
 from pgrole_controller.core.request import Key
 from pgrole_controller.event_loop import Turns, run_aside
+from pgrole_controller.postgres.privileges.acl_refusal import remember_failed
 from pgrole_controller.postgres.privileges.database_session import DatabaseSession
 from pgrole_controller.postgres.privileges.ddl_events import EVERYTHING, PrivilegeRead, Scope
 
@@ -61,6 +62,7 @@ async def run_round(
                 await turns.share()
 
     session, memory, begun = context.session, context.memory, dict(context.grantees())
+    remember_failed(session.connection, memory.failed)
     adoptees, due = [one for one in begun.values() if one.adoptee is not None], keys
     grantees = [one for one in begun.values() if one.adoptee is None]
     keys -= {one.key for one in adoptees}

@@ -30,6 +30,7 @@ from pgrole_controller.postgres.privileges.acl_refusal import (
     RETRIED,
     Ineffective,
     Part,
+    Postponed,
     as_owner,
     divide,
     explain,
@@ -185,15 +186,17 @@ class _ObjectSteps:
                 raise
             return await explain(self._connection, error, repair, self._version)
         failed: dict[Part, PgRoleError] = {}
-        refused = set[Part]()
+        tried: dict[Part, PgRoleError] = {}
         for (key, part), error_of_part in zip(parts.items(), errors, strict=True):
             if error_of_part is not None:
                 if error_of_part.__cause__ is not None or isinstance(error_of_part, Ineffective):
-                    refused.add(key)
                     about = AclRepair(repair.observed, tuple(part))
                     error_of_part = await explain(self._connection, error_of_part, about, self._version)
+                    tried[key] = error_of_part
+                elif isinstance(error_of_part, Postponed):
+                    error_of_part = failures.postpone_part(repair, key)
                 failed[key] = error_of_part
-        failures.note_parts(repair, refused, parts.keys() - failed.keys())
+        failures.note_parts(repair, tried, parts.keys() - failed.keys())
         if failed:
             self._transactions.grantee_errors[repair.observed.object.id] = failed
         elif last:

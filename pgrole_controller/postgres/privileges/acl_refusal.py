@@ -4,7 +4,7 @@ Changes that failed come last in the next attempt, since finding what fails in a
 attempt has little.
 """
 
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
@@ -226,7 +226,7 @@ class FailedChanges:
     _owners: dict[Hashable, int] = field(default_factory=dict)
     _parts: dict[tuple[Hashable, Part], int] = field(default_factory=dict)  # by the turn in which each failed last
     _turn: int = 0
-    _refused: set[Hashable] = field(default_factory=set)  # of `_owners`: not for a reason that may pass by itself
+    _refused: set[Hashable] = field(default_factory=set)  # keys of both: PostgreSQL refused these
 
     def note(self, one: AclRepair | DefaultAclChange, error: PgRoleError) -> None:
         if len(self._owners) >= _MOST_FAILED:
@@ -234,11 +234,21 @@ class FailedChanges:
             self._refused.clear()
         key = key_of(one)
         self._owners[key] = _owner_of(one)
+        self._note_reason(key, error)
+
+    def _note_reason(self, key: Hashable, error: PgRoleError) -> None:
         (self._refused.add if error.reason is Reason.DATABASE_ERROR else self._refused.discard)(key)
 
     def postpone(self, one: AclRepair | DefaultAclChange) -> PgRoleError:
         """Returns the error of a change for which there is no time: if it was refused before, it is not in progress."""
-        if key_of(one) not in self._refused:
+        return self._postpone(key_of(one))
+
+    def postpone_part(self, one: AclRepair, part: Part) -> PgRoleError:
+        """Likewise, of a part of the changes of one object."""
+        return self._postpone((key_of(one), part))
+
+    def _postpone(self, key: Hashable) -> PgRoleError:
+        if key not in self._refused:
             return postpone()
         return Postponed(Reason.DATABASE_ERROR, "postponed, since it failed before, as many other changes do")
 
@@ -258,14 +268,18 @@ class FailedChanges:
             parts[2 if key_of(one) in self._owners else 1 if _owner_of(one) in owners else 0].append(one)
         return [part[start : start + size] for part in parts for start in range(0, len(part), size)]
 
-    def note_parts(self, one: AclRepair, failed: Collection[Part], changed: Collection[Part]) -> None:
+    def note_parts(self, one: AclRepair, failed: Mapping[Part, PgRoleError], changed: Collection[Part]) -> None:
         """Of the parts of one object, these failed and these were changed. Others were not tried."""
         self._turn += 1
         if len(self._parts) + len(failed) > _MOST_FAILED:
             self._parts.clear()
+            self._refused.clear()
         for part in changed:
             self._parts.pop((key_of(one), part), None)
-        self._parts.update({(key_of(one), part): self._turn for part in failed})
+            self._refused.discard((key_of(one), part))
+        for part, error in failed.items():
+            self._parts[key_of(one), part] = self._turn
+            self._note_reason((key_of(one), part), error)
 
     def separate_parts(self, one: AclRepair, parts: Sequence[Part]) -> list[list[int]]:
         """Returns the places of these parts of one object, first of those that did not fail, in the same order; then of
@@ -287,3 +301,8 @@ _failed: WeakKeyDictionary[Connection, FailedChanges] = WeakKeyDictionary()
 def failed_changes_of(connection: Connection) -> FailedChanges:
     """The same for all calls with one connection."""
     return _failed.setdefault(connection, FailedChanges())
+
+
+def remember_failed(connection: Connection, failed: FailedChanges) -> None:
+    """Goes on with what failed on earlier connections to the same database."""
+    _failed[connection] = failed
