@@ -40,6 +40,7 @@ from tests.integration.database_world import DEADLINE, KEY, POLICY, READ, SERVER
 from tests.integration.databases_world import DatabasesWorld, SessionRecord, in_turn, make_databases, state_of
 
 GRANT = "GRANT DELETE ON app.orders TO {}"
+REVOKE = "REVOKE SELECT ON app.orders FROM {}"
 
 
 @pytest.fixture(autouse=True)
@@ -366,7 +367,9 @@ async def test_a_new_session_with_the_home_database_begins_with_what_changed_las
 
 @pytest.mark.parametrize("cause", ["another session with the home database", "not listed for a while"])
 async def test_reported_drift_stays_although_nothing_stores_what_was_applied(three: DatabasesWorld, cause: str) -> None:
-    """Only the process knows it, and it must not forget it with a worker, on a connection of its own or in turn."""
+    """Only the process knows it, and it must not forget it with a worker, on a connection of its own or in turn. Nor
+    must it forget which objects were there: others are new.
+    """
     names, listed = three.names[:2], three.config.databases
     three.config = replace(three.config, may_install=False)
     for name in names:
@@ -387,6 +390,7 @@ async def test_reported_drift_stays_although_nothing_stores_what_was_applied(thr
             await stack.aclose()
         for name in names:
             await three.hands[name].execute(GRANT.format(three.role))
+            await three.hands[name].execute(f"{REVOKE.format(three.role)}; CREATE TABLE app.later ()")
         if cause == "not listed for a while":
             three.config = replace(three.config, databases=listed)
             served.note_config()
@@ -394,6 +398,10 @@ async def test_reported_drift_stays_although_nothing_stores_what_was_applied(thr
             await stack.enter_async_context(three.run(served))
         await three.wait(tell("DELETE on table app.orders was granted"), "reported")
         assert [await three.may(name, "DELETE") for name in names] == [True, True]
+        await three.wait(tell("SELECT on table app.orders was revoked"), "reported, too")
+        for name in names:
+            await three.wait_may(name, "SELECT", "app.later")
+            assert not await three.may(name, "SELECT")
         three.declare(report_only=True)
         left = set[str]()
 

@@ -3,20 +3,27 @@
 import math
 from dataclasses import replace
 from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import cast
 
 import anyio
 import pytest
 
 from pgrole_controller.controller.privileges import privilege_memory
 from pgrole_controller.controller.privileges.privilege_memory import PrivilegeMemory
+from pgrole_controller.controller.privileges.privilege_progress import PrivilegeProgress
+from pgrole_controller.controller.privileges.privilege_screening import find_new_objects
 from pgrole_controller.controller.privileges.role_memory import AppliedState, NewObjects, RoleMemory
 from pgrole_controller.controller.privileges.small_rounds import Notice
 from pgrole_controller.core.contest import FIRST_DELAY, LIMIT, WINDOW, Moment
 from pgrole_controller.core.privileges.acl import DatabaseObject, ObjectId, ObservedAcl
+from pgrole_controller.core.privileges.acl_decision import PrivilegeDecision
 from pgrole_controller.core.privileges.observed_database import ObservedDatabase
+from pgrole_controller.core.privileges.privilege_difference import PrivilegeDifference
 from pgrole_controller.core.privileges.privilege_policy import DatabaseFacts
 from pgrole_controller.core.request import Key
 from pgrole_controller.postgres.drift_history import RecordedDrift
+from pgrole_controller.postgres.privileges.database_session import DatabaseSession
 from tests.unit.test_acl_decision import STRANGER, grantee, make
 
 DEADLINE = 30.0
@@ -289,3 +296,28 @@ def test_the_next_worker_has_the_drifts_that_the_former_one_did_not_record() -> 
     memory.drifts.note_waiting([RecordedDrift("writer", ("privileges",), True, "orders")])
     assert [one.role for one in following.drifts.waiting] == ["reader", "writer"]
     assert following.drifts.record_at == 10.0
+
+
+def test_the_next_worker_knows_which_objects_are_new_where_the_database_stores_nothing() -> None:
+    memory, _ = begin()
+    asked = READER, "orders"
+    following = memory.of_next_worker()
+    assert following.role(*asked).select_new(read(following, NEW)) is None, "the database tells"
+    memory.applied[READER.oid] = AppliedState("a")
+    memory.add_missed([READER.key], only(OLD))
+    assert memory.role(*asked).select_new(read(memory, OLD, FAILING)) == only(OLD) | only(FAILING)
+    following = memory.of_next_worker()
+    settle(memory, {READER.key: NOTHING, OTHER.key: NOTHING})
+    read(memory, OLD, FAILING, NEW)
+    role = following.role(*asked)
+    assert role.select_new(read(following, OLD, FAILING, NEW)) == only(OLD) | only(FAILING) | only(NEW)
+    assert following.is_applied(READER, "orders")
+    other = following.role(replace(READER, uid="uid-4"), "orders")
+    assert other.select_new(read(following, OLD)) is None
+
+
+async def test_where_neither_process_nor_database_tells_its_age_an_object_counts_as_new() -> None:
+    one = PrivilegeProgress(READER, RoleMemory(READER.uid))
+    one.decision = PrivilegeDecision(extended=(PrivilegeDifference("SELECT", NEW, held=False),))
+    unstored = cast("DatabaseSession", SimpleNamespace(stores=False))
+    assert await find_new_objects([one], observe(NEW), unstored) == {READER.key: only(NEW)}

@@ -68,9 +68,15 @@ class PrivilegeMemory:
 
     def of_next_worker(self) -> "PrivilegeMemory":
         """Returns the memory for the next worker of the database: what was applied, and the drifts that are not
-        recorded yet, also those of what has yet to end.
+        recorded yet, also those of what has yet to end. Where the database stores nothing, only these objects tell
+        which are new by then.
         """
-        return PrivilegeMemory(self.database, self.applied, drifts=self.drifts)
+        following = PrivilegeMemory(self.database, self.applied, drifts=self.drifts)
+        if self.applied and self._known is not None:
+            following._known, following._size = dict(self._known), self._size
+            following._new, following._reads = dict(self._new), self._reads
+            following._roles = {key: one.of_next_worker() for key, one in self._roles.items()}
+        return following
 
     def take_repaired(self) -> float:
         """Returns `repaired_at`, and forgets it."""

@@ -107,7 +107,7 @@ async def find_new_objects(
     """
     asked = {one.grantee.key: objects for one in some if (objects := find_objects_to_date(one.decision, observed))}
     if not asked or not session.stores:
-        return {}
+        return asked
     oids = {one.grantee.key: one.grantee.oid for one in some}
     older = await session.read_older([(oids[key], each) for key, objects in asked.items() for each in objects])
     return {

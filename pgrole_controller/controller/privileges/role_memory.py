@@ -89,6 +89,10 @@ class RoleMemory:
         """Those that are noted."""
         return {one: by for one, (by, _) in self.noted.items()}
 
+    def of_next_worker(self) -> "RoleMemory":
+        """Returns what the database's next worker knows of the role: which objects are new to it."""
+        return RoleMemory(self.uid, missed=self.missed, settled=self.settled)
+
     def note_authors(self, found: Mapping[PrivilegeDifference, DriftAuthor], read: int) -> None:
         """`read`: number of the read that found these differences."""
         noted = {**self.noted, **{one: (by, read) for one, by in found.items()}}
