@@ -226,14 +226,18 @@ def _is_protected(name: str, oid: int, policy: Policy, server: Server) -> bool:
 
 def _find_accepted(made: Grantee, before: Grantee | None, kept: KeptPrivileges, server: Server) -> Grantee:
     """Returns what to publish for a refused object: what it last declared while it was accepted. The claim has that,
-    whatever this process knows.
+    whatever this process knows. But it does not tell which databases had been given up.
     """
+    known = None if before is None or _is_unknown(before) else before
     if server.keeps_privileges:
-        declared = {name: some[0] for name, some in kept.items()}
-        return replace(made, declared=declared, former=former_of(declared, kept), refused=Refusal.ACCEPTED)
-    if before is None or _is_unknown(before):
+        given_up = known.former.keys() - known.declared.keys() if known else set[str]()
+        declared = {name: some[0] for name, some in kept.items() if name not in given_up}
+        is_certain = known is not None or declared.keys() <= made.declared.keys()
+        refused = Refusal.ACCEPTED if is_certain else Refusal.UNKNOWN
+        return replace(made, declared=declared, former=former_of(declared, kept), refused=refused)
+    if known is None:
         return replace(made, refused=Refusal.UNKNOWN)
-    return replace(_with_terms(before, made), refused=Refusal.ACCEPTED)
+    return replace(_with_terms(known, made), refused=Refusal.ACCEPTED)
 
 
 def _is_unknown(before: Grantee) -> bool:

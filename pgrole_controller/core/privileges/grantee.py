@@ -103,7 +103,7 @@ class Refusal(StrEnum):
     """What is published for an object that is refused."""
 
     ACCEPTED = "Accepted"  # what it declared before
-    UNKNOWN = "Unknown"  # what it declares now: only a database knows whether that was ever applied
+    UNKNOWN = "Unknown"  # what it may have declared before: only a database knows whether that was ever applied
 
 
 @dataclass(frozen=True, slots=True)
