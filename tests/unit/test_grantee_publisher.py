@@ -18,9 +18,10 @@ from pgrole_controller.controller.reconcile import _decide
 from pgrole_controller.controller.result import Attempt, Result
 from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core.claim import Claim, Generations, Owner
-from pgrole_controller.core.connection_secret import Address
+from pgrole_controller.core.connection_secret import Address, DesiredSecret
 from pgrole_controller.core.contest import Contests
 from pgrole_controller.core.errors import Reason, Refused, Transient
+from pgrole_controller.core.password import DesiredPassword, PasswordOrigin
 from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.policy import Policy, References, ServerPolicy
 from pgrole_controller.core.privileges.granted_privileges import GrantedPrivileges
@@ -42,6 +43,7 @@ POLICY = Policy(privileges=PrivilegePolicy(databases=("*",)))
 OID = 20_000
 ROLE = Role("app", login=True)
 ORDERS = DatabasePrivileges("orders", on_database=frozenset({"CONNECT"}))
+MORE = replace(ORDERS, on_database=frozenset({"CONNECT", "CREATE"}))
 LAKE = DatabasePrivileges("lake")
 THERE = References(databases=frozenset({"orders", "lake"}))
 NEWS = PrivilegeNews(News.PRIVILEGES_EXTENDED, "SELECT on table app.orders")
@@ -248,7 +250,6 @@ async def test_a_published_role_stays_unchanged_after_a_failed_read(scene: Grant
 
 class TestRefusedObjects:
     KEPT: ClassVar[dict[str, tuple[DatabasePrivileges, ...]]] = {"orders": (ORDERS,)}
-    MORE = replace(ORDERS, on_database=frozenset({"CONNECT", "CREATE"}))
     BEYOND = replace(ROLE, superuser=True)
 
     @pytest.mark.parametrize("server", [SERVER, replace(SERVER, claims="Status")])
@@ -305,9 +306,9 @@ class TestRefusedObjects:
             assert grantee.refused is Refusal.ACCEPTED
 
     async def test_of_what_the_claim_holds_the_latest_is_published(self, scene: GranteeScene) -> None:
-        await scene.reconcile(target(ORDERS, role=self.BEYOND), see({"orders": (self.MORE, ORDERS)}))
+        await scene.reconcile(target(ORDERS, role=self.BEYOND), see({"orders": (MORE, ORDERS)}))
         (grantee,) = scene.grantees.published("main")
-        assert (grantee.declared, grantee.former) == ({"orders": self.MORE}, {"orders": (ORDERS,)})
+        assert (grantee.declared, grantee.former) == ({"orders": MORE}, {"orders": (ORDERS,)})
 
     async def test_where_claims_hold_none_the_last_accepted_declaration_stays_published(
         self, scene: GranteeScene
@@ -382,6 +383,35 @@ async def test_a_suspended_object_stays_published_as_suspended(scene: GranteeSce
     await scene.reconcile(target(ORDERS), see({"orders": (ORDERS,)}))
     await scene.reconcile(target(ORDERS, suspended=True), see({"orders": (ORDERS,)}))
     assert [one.suspended for one in scene.grantees.published("main")] == [True]
+
+
+@pytest.mark.parametrize("server", [SERVER, replace(SERVER, claims="Status")])
+@pytest.mark.parametrize(
+    "refused",
+    [
+        target(MORE, role=replace(ROLE, superuser=True)),
+        # only the Secret is refused, which is to be read and written
+        target(MORE, password=DesiredPassword(PasswordOrigin.SECRET, "app"), connection=DesiredSecret("app")),
+    ],
+)
+async def test_suspension_also_ends_while_the_object_is_refused(
+    scene: GranteeScene, refused: Target, server: Server
+) -> None:
+    kept = see({"orders": (ORDERS,)})
+    for suspended in (False, True):
+        await scene.reconcile(target(ORDERS, suspended=suspended), kept, server)
+    await scene.reconcile(refused, kept, server)
+    assert [(one.declared, one.suspended) for one in scene.grantees.published("main")] == [({"orders": ORDERS}, False)]
+
+
+async def test_after_a_suspension_nothing_is_done_for_a_declaration_that_another_follows(scene: GranteeScene) -> None:
+    """What was granted by hand meanwhile, and is declared now, would be revoked for a moment."""
+    for suspended in (False, True):
+        await scene.reconcile(target(ORDERS, suspended=suspended), see({"orders": (ORDERS,)}))
+    await scene.reconcile(target(ORDERS, LAKE), see({"orders": (ORDERS,)}))
+    assert [one.suspended for one in scene.grantees.published("main")] == [True]
+    await scene.reconcile(target(ORDERS, LAKE), see({"orders": (ORDERS,), "lake": (LAKE,)}))
+    assert [one.suspended for one in scene.grantees.published("main")] == [False]
 
 
 async def test_everything_stays_published_while_kubernetes_is_unreachable(scene: GranteeScene) -> None:

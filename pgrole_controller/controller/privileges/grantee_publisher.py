@@ -217,7 +217,10 @@ def _find_grantee(one: Attempt, before: Grantee | None, server: Server) -> Grant
         return made if made.databases else None
     if before is None:
         return None
-    return replace(_with_terms(before, made), refused=Refusal.UNKNOWN if _is_unknown(before) else None)
+    # Unless some of it is refused, what it declares now follows at once. Nothing of the former is applied until then.
+    suspended = before.suspended and not _is_partly_refused(one)
+    refused = Refusal.UNKNOWN if _is_unknown(before) else None
+    return replace(_with_terms(before, made), suspended=suspended, refused=refused)
 
 
 def _is_protected(name: str, oid: int, policy: Policy, server: Server) -> bool:
@@ -247,7 +250,12 @@ def _is_unknown(before: Grantee) -> bool:
 def _with_terms(before: Grantee, made: Grantee) -> Grantee:
     """The same declaration under the present policy and options."""
     return replace(
-        before, policy=made.policy, report_only=made.report_only, ignored=made.ignored, approval=made.approval
+        before,
+        policy=made.policy,
+        report_only=made.report_only,
+        ignored=made.ignored,
+        suspended=made.suspended,
+        approval=made.approval,
     )
 
 
@@ -271,8 +279,11 @@ def _may_be_published(one: Attempt, made: Grantee, kept: KeptPrivileges, server:
     """
     if server.keeps_privileges:
         return all(declared in kept.get(name, ()) for name, declared in made.declared.items())
-    decision = one.decision
-    return not isinstance(decision, PgRoleError) and not any(isinstance(error, Refused) for error in decision.pending)
+    return isinstance(one.decision, Plan) and not _is_partly_refused(one)
+
+
+def _is_partly_refused(one: Attempt) -> bool:
+    return isinstance(one.decision, Plan) and any(isinstance(error, Refused) for error in one.decision.pending)
 
 
 def _find_existing(one: Attempt, grantee: Grantee) -> frozenset[str]:
