@@ -203,7 +203,8 @@ class TestOneObject:
     ) -> None:
         held = (entry("DELETE"), entry("SELECT", grantable=True), entry("UPDATE", "id"))
         one = grantee(declared)
-        assert decide(one, observe((obj, held))) == PrivilegeDecision(confirmed=True, applied=one.digest_of("orders"))
+        digest = one.digest_of("orders")
+        assert decide(one, observe((obj, held))) == PrivilegeDecision(confirmed=True, applied=digest, kept=digest)
 
     def test_an_owner_cannot_hide_grants_by_adding_objects_to_an_extension(self) -> None:
         decision = decide(grantee(), observe((make(extension=True), (entry("DELETE"),))))
@@ -349,7 +350,8 @@ class TestDrift:
     def test_ignored_privileges_are_applied_once(self) -> None:
         one = replace(grantee(), ignored=True)
         observed = observe((TABLE, (entry("DELETE"), entry("UPDATE", grantable=True))))
-        unchanged = PrivilegeDecision(confirmed=True, applied=one.digest_of("orders"))
+        digest = one.digest_of("orders")
+        unchanged = PrivilegeDecision(confirmed=True, applied=digest, kept=digest)
         assert decide(one, observed) == unchanged
         assert len(decide(one, observed, current=False).changes) == 2
         changed = replace(one, declared={"orders": of_objects(table("INSERT"), table("INSERT", name="absent"))})

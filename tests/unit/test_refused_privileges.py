@@ -8,10 +8,10 @@ from pgrole_controller.controller.privileges.privilege_progress import Privilege
 from pgrole_controller.controller.privileges.privilege_records import RoundRecords
 from pgrole_controller.controller.privileges.role_memory import AppliedState, RoleMemory
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
-from pgrole_controller.core.privileges.acl import DefaultAcl
+from pgrole_controller.core.privileges.acl import AclEntry, DatabaseObject, DefaultAcl
 from pgrole_controller.core.privileges.acl_decision import PrivilegeDecision, decide_privileges
 from pgrole_controller.core.privileges.awaited_privileges import MOST_AWAITED, AppliedDeclaration
-from pgrole_controller.core.privileges.grantee import DatabasePrivileges, Grantee
+from pgrole_controller.core.privileges.grantee import DatabasePrivileges, Grantee, Refusal
 from pgrole_controller.core.privileges.observed_database import ObservedDatabase
 from pgrole_controller.core.privileges.privilege_difference import phrases
 from pgrole_controller.core.server_options import HistoryConfig
@@ -126,6 +126,34 @@ def test_a_refused_revoke_of_a_table_covers_the_grant_option_on_a_column_that_it
     then = decide(one, held, stored(first))
     assert texts(then) == texts(first.decision)
     assert (then.drift, then.reported) == ((), ())
+
+
+@pytest.mark.parametrize("hindrance", ["a refused object", "a contest"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_mark_of_what_is_as_declared_goes_whatever_keeps_other_changes_back(kind: str, hindrance: str) -> None:
+    """What is granted again, or revoked, counted as what had waited: it was corrected under policy Report, too."""
+    accepted, fresh = of_kind(kind), make("fresh", oid=20002)
+    one = replace(accepted, refused=Refusal.ACCEPTED) if hindrance == "a refused object" else accepted
+    foreign, held, drifting = entry("DELETE", grantor=DELEGATE), entry("SELECT"), (TABLE, (entry("INSERT"),))
+    errors = AppliedAcls({OTHER.id: LASTING, fresh.id: LASTING}, {OTHER.id: {(ME, True): LASTING}})
+    waiting = stored(attempt(accepted, observe((OTHER, (foreign,)), (fresh, ())), failed=errors))
+    assert len(AppliedDeclaration.parse(waiting).awaited) == 2
+
+    def store(before: str, *objects: tuple[DatabaseObject, tuple[AclEntry, ...]]) -> str:
+        progress = PrivilegeProgress(one, RoleMemory(one.uid), AppliedState(before))
+        progress.decision = decide(one, observe(*objects, drifting), before)
+        progress.hold_back(frozenset() if one.refused else frozenset({drifting[0].owner_name}))
+        return stored(progress)
+
+    same = store(waiting, (OTHER, (foreign,)), (fresh, ()))
+    assert AppliedDeclaration.parse(same).awaited >= AppliedDeclaration.parse(waiting).awaited
+    after = store(same, (OTHER, (held,)), (fresh, ()))
+    assert store(after, (OTHER, (held,)), (fresh, ())) == after
+    then = decide(accepted, observe((OTHER, (held, foreign)), (fresh, ())), after)
+    assert phrases(then.drift) == (() if kind == "ignored" else ("DELETE on table app.other was granted",))
+    assert [difference.what for difference in then.extended] == ["SELECT on table app.fresh"]
+    revoked = ["as x1: REVOKE DELETE ON TABLE app.other FROM reader"] if kind == "correct" else []
+    assert texts(then) == [*revoked, "GRANT SELECT ON TABLE app.fresh TO reader"]
 
 
 def test_a_former_privilege_whose_revoke_is_refused_is_still_revoked_under_report() -> None:

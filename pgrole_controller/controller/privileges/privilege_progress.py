@@ -105,8 +105,10 @@ class PrivilegeProgress:
         """What to store as applied with the changes. What waits to be applied may be among what is held back. What
         PostgreSQL refuses waits, too: else one object would keep later changes by others from counting as drift.
         """
-        if self.held or not (self.decision.applied and self._is_storable):
+        if not (self.decision.applied and self._is_storable):
             return self.applied.declaration
+        if self.held:
+            return self.decision.kept
         if not self.refused:
             return self.decision.applied
         return AppliedDeclaration.parse(self.decision.applied).add(self.refused).text

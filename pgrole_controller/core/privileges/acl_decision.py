@@ -49,6 +49,7 @@ class PrivilegeDecision:
     - `confirmed`: nothing is left that only a former declaration granted; False after a partial read.
     - `current`: what was last applied is what is declared now, or is left to others.
     - `applied`: the text of the AppliedDeclaration to store with the changes; empty: none, as after a partial read.
+    - `kept`: of what is stored, what stays so while some of the changes are held back.
     """
 
     changes: tuple[AclChange, ...] = ()
@@ -61,6 +62,7 @@ class PrivilegeDecision:
     confirmed: bool = False
     current: bool = True
     applied: str = ""
+    kept: str = ""
 
 
 def find_objects_to_date(decision: PrivilegeDecision, observed: ObservedDatabase) -> frozenset[ObjectId]:
@@ -128,6 +130,7 @@ def decide_privileges(
     is_whole = observed.complete and observed.defaults is not None
     if declaration is not None and observed.complete:
         _find_missing(declaration, observed, pending)
+    kept = last.without_done(pending, classifier.met) if is_whole and current else last
     undeclarable = None if declared is None else check_declarable(declared, observed.facts.version)
     return PrivilegeDecision(
         changes=tuple(comparison.changes),
@@ -139,21 +142,22 @@ def decide_privileges(
         reported=tuple(classifier.reported),
         confirmed=is_whole and not former_held,
         current=current,
-        applied=_to_store(grantee, digest, last, pending, current=current, ignored=ignored) if is_whole else "",
+        applied=_to_store(grantee, digest, kept, pending, current=current, ignored=ignored) if is_whole else "",
+        kept=kept.text if is_whole else "",
     )
 
 
 def _to_store(
-    grantee: Grantee, digest: str, last: AppliedDeclaration, pending: PendingNames, *, current: bool, ignored: bool
+    grantee: Grantee, digest: str, kept: AppliedDeclaration, pending: PendingNames, *, current: bool, ignored: bool
 ) -> str:
-    """Returns the text to store as applied. `digest`: of what is declared. `last`: what is stored. What the role misses
-    while its object is refused is no drift once that is accepted, not even after a restart.
+    """Returns the text to store as applied. `digest`: of what is declared. `kept`: of what is stored. What the role
+    misses while its object is refused is no drift once that is accepted, not even after a restart.
     """
     if grantee.refused is None:
-        return AppliedDeclaration.of(last.digest if ignored else digest, pending).text
-    if not last.digest:
+        return AppliedDeclaration.of(kept.digest if ignored else digest, pending).text
+    if not kept.digest:
         return ""
-    return (last.withheld if current and not (ignored or grantee.report_only) else last).text
+    return (kept.withheld if current and not (ignored or grantee.report_only) else kept).text
 
 
 def _find_missing(declaration: CompiledPrivileges, observed: ObservedDatabase, pending: PendingNames) -> None:

@@ -79,6 +79,17 @@ class AppliedDeclaration:
         """The same, but whatever is missing waits."""
         return AppliedDeclaration(self.digest, self.awaited | {digest_mark(WITHHELD)})
 
+    def without_done(self, pending: "PendingNames", met: Collection[str]) -> "AppliedDeclaration":
+        """The same, without what is as declared by now. `met`: digests of marks of what is not."""
+        if not self.awaited:
+            return self
+        left = AppliedDeclaration.of(self.digest, pending).awaited.union(met, [digest_mark(WITHHELD)])
+        return replace(self, awaited=self.awaited & left)
+
+    def select(self, *marks: str) -> frozenset[str]:
+        """Returns the digests of those marks that it awaits."""
+        return self.awaited.intersection(map(digest_mark, marks))
+
     def awaits(self, *marks: str) -> bool:
         return bool(self.awaited) and any(digest_mark(mark) in self.awaited for mark in marks)
 

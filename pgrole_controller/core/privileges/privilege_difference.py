@@ -12,6 +12,7 @@ from pgrole_controller.core.privileges.awaited_privileges import (
     MOST_AWAITED,
     WITHHELD,
     AppliedDeclaration,
+    digest_mark,
     mark_column,
     mark_default,
     mark_denied,
@@ -112,18 +113,20 @@ class DifferenceClassifier:
         self._left = report_only
         self._new_objects = new_objects
         self._applied = applied
+        self._marks = bool(applied.awaited - {digest_mark(WITHHELD)})
         self._ignored = ignored
         self._refused = refused
         self.drift: list[PrivilegeDifference] = []
         self.extended: list[PrivilegeDifference] = []
         self.awaited = False  # some of these were, or something to revoke
         self.reported: list[PrivilegeDifference] = []
+        self.met = set[str]()  # digests of marks of `applied`, under which a difference waits
 
     def note_held(self, difference: PrivilegeDifference) -> bool:
         """Notes a privilege that is held but undeclared. Returns whether to revoke it."""
         if not self._current:
             return True
-        if self._applied.awaited and self._applied.awaits(difference.mark, difference.wide_mark):
+        if self._marks and self._meet(difference.mark, difference.wide_mark):
             self.awaited = True
             return True
         if self._ignored:
@@ -169,9 +172,16 @@ class DifferenceClassifier:
             self.reported.append(replace(difference, declarable=False))
 
     def _is_awaited(self, difference: PrivilegeDifference, *, literal: bool) -> bool:
+        if self._marks and self._meet(*_marks_of(difference, literal=literal)):
+            return True
         # What drift policy leaves as it is waits for nothing.
-        everything = () if self._left or self._ignored else (WITHHELD,)
-        return self._applied.awaits(*everything, *_marks_of(difference, literal=literal))
+        return not (self._left or self._ignored) and self._applied.awaits(WITHHELD)
+
+    def _meet(self, *marks: str) -> bool:
+        """Whether it waited under any of these marks."""
+        found = self._applied.select(*marks)
+        self.met |= found
+        return bool(found)
 
     def _add_drift(self, difference: PrivilegeDifference) -> None:
         self.drift.append(difference)
