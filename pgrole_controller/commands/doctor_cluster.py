@@ -244,7 +244,7 @@ class ClusterChecks:
 
     async def _ask_lease(self) -> list[Finding]:
         if not self.elects:  # a Lease of the time before has no holder any more
-            return [Finding(CLUSTER, "lease", FindingState.OK, "leader election is off: one process, and no Lease")]
+            return [Finding(CLUSTER, "lease", FindingState.OK, "leader election is off: no Lease")]
         namespace = self.choice.own_namespace
         try:
             lease = await self._read_lease()

@@ -272,18 +272,19 @@ async def test_of_several_config_maps_the_last_one_sets_a_variable(
 
 
 @pytest.mark.parametrize(
-    ("value", "state", "said", "replicas"),
+    ("value", "wanted", "state", "said", "replicas"),
     [
-        ("False", OK, "leader election is off", 1),
-        ("true", PROBLEM, "no process holds Lease pgrole-controller", 2),
+        ("False", 0, OK, "leader election is off: no Lease", 1),
+        ("False", 2, OK, "leader election is off: no Lease", 1),
+        ("true", 0, PROBLEM, "no process holds Lease pgrole-controller", 2),
     ],
 )
 async def test_without_leader_election_no_process_has_to_hold_the_lease(
-    cluster: ApiServer, value: str, state: FindingState, said: str, replicas: int
+    cluster: ApiServer, value: str, wanted: int, state: FindingState, said: str, replicas: int
 ) -> None:
     """Processes that elected a leader before have resigned the Lease, which stays without a holder."""
     await apply_crds(cluster)
-    own = f"elects-{value.lower()}"
+    own = f"elects-{value.lower()}-{wanted}"
     await create_namespace(cluster, own)
     source = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "settings", "namespace": own}}
     await apply(cluster, {**source, "data": {"PGROLE_LEADER_ELECTION": value}})
@@ -292,14 +293,15 @@ async def test_without_leader_election_no_process_has_to_hold_the_lease(
     lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": spec}
     await apply(cluster, lease)
     container = {"name": "c", "image": "x:0.1", "envFrom": [{"configMapRef": {"name": "settings"}}]}
-    stopped = deployment("stopped", own, {"containers": [container]})
-    stopped["spec"]["replicas"] = 0
-    await apply(cluster, stopped)
+    controller = deployment("controller", own, {"containers": [container]})
+    controller["spec"]["replicas"] = wanted
+    await apply(cluster, controller)
     found = await look(cluster, own_namespace=own)
     assert states(found["lease"]) == {state}
     assert said in found["lease"][0].text
+    assert states(found["deployment"]) == {PROBLEM}
     [remedy] = found["deployment"][0].remedies
-    assert remedy.command == f"kubectl -n {own} scale deployment stopped --replicas={replicas}"
+    assert remedy.command == f"kubectl -n {own} scale deployment controller --replicas={replicas}"
 
 
 async def test_a_lease_without_a_recent_renewal_is_a_problem(cluster: ApiServer) -> None:

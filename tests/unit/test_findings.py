@@ -424,6 +424,15 @@ def test_without_leader_election_one_replica_is_suggested(alone: set[str], repli
     assert [one.command for one in found.remedies] == [f"kubectl -n n scale deployment c --replicas={replicas}"]
 
 
+@pytest.mark.parametrize(("alone", "state"), [({"d"}, OK), ({"c"}, PROBLEM)])
+def test_several_ready_replicas_without_leader_election_are_a_problem(alone: set[str], state: FindingState) -> None:
+    [found] = cluster_findings.judge_deployment([deployment("c:0.3.0", 2)], "n", "0.3.0", alone)
+    assert found.state is state
+    if state is PROBLEM:
+        assert "leader election is off" in found.text
+        assert [one.command for one in found.remedies] == ["kubectl -n n scale deployment c --replicas=1"]
+
+
 def test_crds_of_a_newer_version_are_never_replaced_by_this_programs() -> None:
     """Objects would lose the fields that this program's CRDs lack."""
     newer = established(crd(PGROLE))

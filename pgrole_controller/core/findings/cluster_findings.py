@@ -186,7 +186,9 @@ def judge_deployment(
         image = find_image(deployment)
         text = f"{name}: {ready} of {wanted} replicas ready, image {image or 'unknown'}"
         logs = f"kubectl -n {quote(namespace)} describe deployment {quote(name)}"
-        if wanted == 0:
+        several = wanted > 1 and name in alone
+        if wanted == 0 or several:
+            text += "; leader election is off, so each of them acts as if it were the only one" if several else ""
             replicas = 1 if name in alone else 2
             scale = f"kubectl -n {quote(namespace)} scale deployment {quote(name)} --replicas={replicas}"
             findings.append(Finding(CLUSTER, check, PROBLEM, text, shell(scale)))
