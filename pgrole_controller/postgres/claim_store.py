@@ -146,6 +146,6 @@ async def limited_transaction(connection: Connection) -> AsyncIterator[None]:
             with anyio.fail_after(TRANSACTION_SECONDS, shield=True):
                 yield
         except TimeoutError as error:
-            if connection.is_in_transaction():
+            if not connection.is_closed() and connection.is_in_transaction():
                 await roll_back(connection)
             raise Transient(Reason.SERVER_NOT_READY, _UNANSWERED) from error

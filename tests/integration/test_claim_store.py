@@ -408,3 +408,17 @@ async def test_a_connection_without_an_answer_to_rollback_is_closed(
     with pytest.raises(PgRoleError, match="no answer in time to a transaction"):
         await begin()
     assert scene.home.connection.is_closed()
+
+
+async def test_a_transaction_whose_connection_was_ended_meanwhile_had_no_answer_in_time(
+    scene: ClaimScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claim_store, "TRANSACTION_SECONDS", 0.1)
+
+    async def begin() -> None:
+        async with claim_store.limited_transaction(scene.home.connection):
+            scene.home.connection.terminate()
+            await anyio.sleep_forever()
+
+    with pytest.raises(PgRoleError, match="no answer in time to a transaction"):
+        await begin()
