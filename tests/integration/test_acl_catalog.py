@@ -9,7 +9,7 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
-from pgrole_controller.core.errors import PgRoleError
+from pgrole_controller.core.errors import PgRoleError, Transient
 from pgrole_controller.core.privileges.acl import DECLARABLE, TABLE_KINDS, AclEntry, ObjectId, ObjectKind
 from pgrole_controller.core.privileges.observed_database import ObservedDatabase
 from pgrole_controller.core.privileges.routine_signature import normalize_arguments
@@ -187,6 +187,12 @@ async def test_only_held_privileges_are_read_where_no_declaration_reaches(db: Ac
 async def test_an_owners_implicit_privileges_count_as_held(db: AclDatabase) -> None:
     found = named(await read_acls(db.connection, db.grantees("owner"), anywhere), "t")
     assert held(found) >= {("", "SELECT"), ("", "TRIGGER")}
+
+
+async def test_a_read_on_a_connection_that_was_ended_says_that_it_is_lost(db: AclDatabase) -> None:
+    db.connection.terminate()
+    with pytest.raises(Transient):
+        await read_acls(db.connection, db.grantees("reader"), nowhere)
 
 
 async def test_system_and_temporary_objects_are_omitted(db: AclDatabase) -> None:

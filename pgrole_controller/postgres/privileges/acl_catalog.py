@@ -298,7 +298,7 @@ def _query(connection: Connection, name: str, objects: str = "") -> str:
 @asynccontextmanager
 async def _one_snapshot(connection: Connection) -> AsyncIterator[None]:
     """Opens a transaction in which all queries see the same state; within a transaction, uses that one."""
-    if connection.is_in_transaction():
+    if not connection.is_closed() and connection.is_in_transaction():
         yield
         return
     with translate_errors():
