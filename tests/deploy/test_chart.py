@@ -198,7 +198,7 @@ NECESSARY = [
     *("serviceMonitor", "prometheusRule", "image.repository", "crds.install", "watch.namespace", "dsn.secretName"),
     *("dsn.key", "rbac.create", "rbac.connectionSecrets", "rbac.users", "secretsPolicy.enabled"),
     *("serviceAccount.create", "networkPolicy.apiServerPorts", "networkPolicy.postgresqlPorts"),
-    *("podDisruptionBudget.maxUnavailable", "serviceMonitor.interval"),
+    "podDisruptionBudget.maxUnavailable",
 ]
 
 
@@ -371,6 +371,12 @@ async def test_the_console_can_be_enabled_with_the_values_of_the_release_before(
     answer = await template(programs, values={"console": console})
     assert answer.code == 0, answer.err
     assert the(read_objects(answer.out), "Deployment", f"{RELEASE}-console")
+
+
+async def test_the_interval_of_scrapes_can_be_left_to_prometheus(programs: Programs) -> None:
+    objects = await render_chart(programs, values={"serviceMonitor": {"enabled": True, "interval": None}})
+    [endpoint] = the(objects, "ServiceMonitor")["spec"]["endpoints"]
+    assert endpoint == {"port": "http", "path": "/metrics"}
 
 
 async def test_crds_can_be_left_out(programs: Programs) -> None:
