@@ -25,7 +25,7 @@ from pgrole_controller.postgres.privileges import database_opening, database_ses
 from pgrole_controller.postgres.privileges.database_session import DatabaseSession
 from pgrole_controller.postgres.privileges.ddl_events import Scope
 from tests.integration.database_world import DEADLINE, KEY, READ, SERVER, DatabaseWorkerWorld
-from tests.integration.test_database_worker import contest, note_rounds
+from tests.integration.test_database_worker import contest, declare_with_creator, note_rounds
 from tests.integration.test_small_rounds import HeldReads
 
 
@@ -174,16 +174,48 @@ async def test_announcements_that_a_role_was_created_cause_no_complete_reads_wit
     world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rest_forever(monkeypatch)
+    monkeypatch.setattr(read_pace, "RETRY", Backoff(3600.0, 3600.0))
     declared = DatabasePrivileges(world.database, schemas=(READ,), created_by=(f"{world.role}_ghost",))
     world.grantees.publish(SERVER, replace(world.declare(READ), generation=2, declared={world.database: declared}))
-    rounds = note_rounds(monkeypatch)
+    rounds, before = note_rounds(monkeypatch), 0
+
+    async def has_ended() -> bool:
+        return len(rounds) > before
+
     async with world.working() as worker:
-        await world.wait_may("SELECT", "app.orders")
+        assert await reached(has_ended, DEADLINE)
         for _ in range(4):
+            before = len(rounds)
             worker.note_awaited(frozenset({KEY}))
             await world.hand.execute(f"GRANT UPDATE ON app.orders TO {world.role}")
             await world.wait_may("UPDATE", "app.orders", expected=False)
+            assert await reached(has_ended, DEADLINE)
         assert sum(Scope.FULL in one for one in rounds) == 2, "the first one, and one for what is missing"
+
+
+@pytest.mark.parametrize("scope", [Scope.FULL, Scope.NOTHING])
+async def test_a_rename_that_is_announced_while_everything_is_read_is_read_afterwards(
+    world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch, scope: Scope
+) -> None:
+    """`scope`: of the read for all roles; Scope.NOTHING: only the role's own privileges are read."""
+    reads = HeldReads(monkeypatch)
+    creator = await declare_with_creator(world)
+    async with world.working() as worker:
+        await world.wait_settled()
+        await wait_for_rest(worker)
+        async with reads.hold() as held:
+            if scope is Scope.FULL:
+                worker.note_everything()
+            else:
+                worker.note_grantee(KEY)
+            await held.wait()
+            await world.home.execute(f"ALTER ROLE {creator} RENAME TO {creator}_renamed")
+            worker.note_awaited(frozenset({KEY}))
+        result = await world.wait(lambda result: result.error is not None)
+        assert result.error is not None
+        assert result.error.reason is Reason.PRIVILEGE_PENDING
+    await world.hand.execute(f"DROP OWNED BY {creator}_renamed")
+    await world.home.execute(f"DROP ROLE {creator}_renamed")
 
 
 async def test_announcements_that_the_database_changed_cause_no_checks_without_pause(

@@ -64,7 +64,7 @@ def test_further_reads_use_a_tenth_of_the_time_and_waiting_roles_are_due_after_t
     assert reads.next == 105.0
     assert reads.due(104.9) == frozenset()
     assert reads.due(105.0) == both
-    reads.finish(frozenset({ONE}))
+    reads.begin(frozenset({ONE}))
     assert reads.due(105.0) == {OTHER}
     reads.note(105.0, 1105.0)
     assert reads.due(1115.0) == {OTHER}

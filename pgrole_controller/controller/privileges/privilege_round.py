@@ -87,13 +87,13 @@ async def run_round(
         complete |= memory.further.admit(frozenset(reconcile.unclear), now)
         complete |= {one.key for one in reconcile.left}
         waiting = [one for one in grantees if one.key in complete]
+        memory.further.begin(complete)  # before the reads: what is announced from now on asks for another
         began = anyio.current_time()
         while waiting:
             await note(await reconcile.settle(waiting, EVERYTHING | to_read), since)
             waiting = reconcile.left
         if complete and to_read.scope is not Scope.FULL:
             memory.further.note(began, anyio.current_time())
-        memory.further.finish(complete)
         if complete | partial >= everyone:
             memory.settle_everyone(read)
         await reconcile.record()

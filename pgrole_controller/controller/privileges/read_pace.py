@@ -124,8 +124,8 @@ class FurtherReads:
         """There was one."""
         self._rest.begin(began, ended)
 
-    def finish(self, keys: frozenset[Key]) -> None:
-        """Everything was read for these."""
+    def begin(self, keys: frozenset[Key]) -> None:
+        """Everything is about to be read for these."""
         self._put_off -= keys
 
     def put_off(self, keys: frozenset[Key]) -> None:
