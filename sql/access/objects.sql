@@ -41,7 +41,8 @@ object AS (
     FROM pg_catalog.pg_type AS t
     -- not those that come with a table, an array or a multirange
     WHERE t.typacl IS NOT NULL OR (
-        t.oid >= 16384 AND t.typowner = ANY ($1::oid[]) AND t.typtype IN ('b', 'c', 'd', 'e', 'r') AND t.typcategory <> 'A'
+        t.oid >= 16384 AND t.typowner = ANY ($1::oid[])
+        AND (t.typtype IN ('c', 'd', 'e', 'r') OR (t.typtype = 'b' AND t.typcategory <> 'A'))
         AND NOT EXISTS (SELECT FROM pg_catalog.pg_class AS c WHERE c.oid = t.typrelid AND c.relkind <> 'c')
     )
     UNION ALL

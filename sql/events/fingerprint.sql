@@ -39,10 +39,11 @@ LEFT JOIN LATERAL (
         FROM pg_catalog.pg_attribute AS a
         WHERE a.attrelid = ANY ($3::oid[]) AND a.attnum > 0
         UNION ALL
-        -- names of types are in signatures of routines; of row types and arrays, those of the rows above tell
+        -- names of types are in signatures of routines; of row types and arrays, those of the rows above tell. A domain has the
+        -- category of its base type
         SELECT false, t.tableoid, t.oid, t.xmin, 0
         FROM pg_catalog.pg_type AS t
-        WHERE t.typacl IS NOT NULL OR (t.oid >= 16384 AND t.typrelid = 0 AND t.typcategory <> 'A')
+        WHERE t.typacl IS NOT NULL OR (t.oid >= 16384 AND t.typrelid = 0 AND (t.typcategory <> 'A' OR t.typtype = 'd'))
         UNION ALL
         -- objects of extensions
         SELECT false, m.classid, m.objid, m.xmin, m.refobjid::bigint

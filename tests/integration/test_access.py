@@ -388,6 +388,7 @@ async def monitored(postgres_server: PostgresServer, database: str) -> AsyncIter
             CREATE TABLE app.items (id int); CREATE TABLE app.lines (id int);
             CREATE FUNCTION app.fn(int) RETURNS int LANGUAGE sql AS 'SELECT 1';
             CREATE TYPE app.pair AS (a int); CREATE TYPE app.span AS RANGE (subtype = int4);
+            CREATE DOMAIN app.tags AS text[];
             CREATE FUNCTION app.fn(text[]) RETURNS int LANGUAGE sql AS 'SELECT 1';
             GRANT SELECT ON ALL TABLES IN SCHEMA app TO {reader}; GRANT UPDATE (name) ON app.orders TO {reader};
             GRANT USAGE ON SCHEMA app TO {reader}; RESET ROLE; CREATE TABLE "My Schema"."a.b" (id int);
@@ -454,7 +455,7 @@ async def test_types_of_the_role_are_listed_except_those_of_tables_arrays_and_mu
     report = await look_at_role(monitored.choice, found.found.acl.object.owner_name, found.database)
     types = [line for line in said(report).splitlines() if " type" in line]
     assert len(types) == 1, types
-    assert re.match(r"2 types in app: pair, span +USAGE\* +owner", types[0])
+    assert re.match(r"3 types in app: pair, span, tags +USAGE\* +owner", types[0])
 
 
 async def test_what_everyone_may_in_a_renamed_schema_public_is_listed(monitored: Monitored) -> None:

@@ -49,6 +49,10 @@ async def test_the_fingerprint_differs_after_every_change_of_a_privilege(db: Acl
         "ALTER EXTENSION plpgsql ADD TABLE app.new",
         "ALTER EXTENSION plpgsql DROP TABLE app.new",
         "DROP TABLE app.new",
+        "CREATE DOMAIN app.tags AS text[]",
+        "ALTER DOMAIN app.tags OWNER TO {heir}",
+        "ALTER DOMAIN app.tags RENAME TO labels",
+        "DROP DOMAIN app.labels",
     ):
         await db.run(change)
         assert (await fingerprints.compare()).is_needed, change
