@@ -79,7 +79,9 @@ def build_record_statement(drifts: Sequence[RecordedDrift], config: HistoryConfi
     The transaction has called pgrole.lock_changes() and has verified that schema pgrole can be trusted.
     """
     rows = [_to_json(drift, config) for drift in drifts[:MOST_RECORDED]]
-    return f"SELECT pgrole.record_drifts({quote_literal(json.dumps(rows))}::pg_catalog.jsonb)"
+    # A database of encoding SQL_ASCII accepts no escaped character in jsonb.
+    given = json.dumps(rows, ensure_ascii=False)
+    return f"SELECT pgrole.record_drifts({quote_literal(given)}::pg_catalog.jsonb)"
 
 
 def _to_json(drift: RecordedDrift, config: HistoryConfig) -> dict[str, object]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from pgrole_controller.core.ddl import spell_identifier
+from pgrole_controller.core.errors import NOT_UTF8
 from pgrole_controller.core.privileges.acl import AclChange, AclEntry, ObservedAcl
 
 
@@ -32,8 +33,16 @@ def written_rows(repairs: Iterable[AclRepair]) -> str:
         (change.object.id, column) for one in repairs for change in one.changes for column in change.columns or (None,)
     }
     return json.dumps(
-        [{"catalog": identity.catalog, "oid": identity.oid, "column": column} for identity, column in rows]
+        [{"catalog": identity.catalog, "oid": identity.oid, **_spell(column)} for identity, column in rows],
+        ensure_ascii=False,
     )
+
+
+def _spell(column: str | None) -> dict[str, str | None]:
+    """A name that is not UTF-8 cannot be sent."""
+    if column is None or not NOT_UTF8.search(column):
+        return {"column": column}
+    return {"bytes": column.encode(errors="surrogateescape").hex()}
 
 
 def _held(one: ObservedAcl | None) -> set[tuple[int, str, str]]:

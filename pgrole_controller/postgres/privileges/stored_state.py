@@ -85,10 +85,12 @@ def build_applied_statement(
 ) -> str:
     """Stores what was applied for a role, and counts `drift` if it was corrected with it: at most 2 KiB of JSON.
 
-    `server`: its system identifier. `name`: of the role, which need not be UTF-8.
+    `server`: its system identifier. `name`: of the role, which need not be UTF-8. The texts of `drift` are legible, and
+    sent as they are: a database of encoding SQL_ASCII accepts no escaped character in jsonb.
     """
     counted, text = int(drift is not None), digest and f"{digest} @{server}:{role}"
-    values = (role, storable(name), holder, text, counted, None if drift is None else json.dumps(drift))
+    told = None if drift is None else json.dumps(drift, ensure_ascii=False)
+    values = (role, storable(name), holder, text, counted, told)
     return f"SELECT pgrole.store_applied({', '.join(map(literal, values))})"
 
 
