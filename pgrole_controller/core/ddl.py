@@ -141,6 +141,13 @@ def seen_name(name: str, *, database: bool = False) -> str:
     return f"({_look_up_database(_hex(name)) if database else _look_up_role(_hex(name))})"
 
 
+def divide_names(names: Iterable[str]) -> tuple[list[str], list[bytes]]:
+    """Returns the names that a query can send, and the bytes of those that are not UTF-8."""
+    some = set(names)
+    legible = [name for name in some if not NOT_UTF8.search(name)]
+    return legible, [name.encode(errors="surrogateescape") for name in some.difference(legible)]
+
+
 def storable(text: str) -> str:
     """Returns what a column of text or jsonb can hold, which accept neither NUL nor a name that is not UTF-8."""
     return text.replace("\0", " ").encode(errors="surrogateescape").decode(errors="backslashreplace")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import asyncpg
 
-from pgrole_controller.core.ddl import render_option, spell_identifier
+from pgrole_controller.core.ddl import divide_names, render_option, spell_identifier
 from pgrole_controller.core.diff import (
     Change,
     Create,
@@ -85,9 +85,7 @@ async def read_rights(connection: Connection, plan: Plan, *, scoped: bool, param
         if isinstance(change, RevokeMembership | RevokeOption)
         for grantor in change.grantors
     ]
-    names = set(groups) | set(grantors)
-    legible = [name for name in names if not NOT_UTF8.search(name)]
-    illegible = [name.encode(errors="surrogateescape") for name in names.difference(legible)]
+    legible, illegible = divide_names((*groups, *grantors))
     set_parameters = [change for change in plan.changes if isinstance(change, SetParameter)]
     parameters = [change.name for change in set_parameters if change.name != ALL]
     resets = {change.database or "" for change in set_parameters if change.name == ALL}

@@ -1,7 +1,7 @@
 -- May the role that logged in act as these? One row for each that exists. Names are sent as bytes: another database may have
 -- written them in its encoding. `member_of`: the role that it must be a member of. For pg_database_owner, which is granted to
 -- no one, that is the owner of the database.
--- $1 bytea[] names of roles
+-- $1 name[] roles   $2 bytea[] those whose names are not UTF-8
 SELECT
     textsend(r.rolname::text) AS name, textsend(m.rolname::text) AS member_of, textsend(session_user::text) AS own_role,
     m.rolsuper AS superuser,
@@ -14,5 +14,11 @@ SELECT
 FROM pg_catalog.pg_database AS d
 CROSS JOIN pg_catalog.pg_roles AS r
 JOIN pg_catalog.pg_roles AS m ON m.oid = CASE r.rolname WHEN 'pg_database_owner' THEN d.datdba ELSE r.oid END
-WHERE d.datname = pg_catalog.current_database() AND textsend(r.rolname::text) = ANY ($1::bytea[])
+WHERE d.datname = pg_catalog.current_database()
+  AND (
+      r.rolname = ANY ($1::name[])
+      -- a database that converts names may hold some that it cannot convert
+      OR CASE WHEN cardinality($2::bytea[]) > 0
+          THEN decode(replace(r.rolname::text, '\', '\\'), 'escape') = ANY ($2::bytea[]) ELSE false END
+  )
 ORDER BY r.rolname

@@ -11,7 +11,7 @@ from pgrole_controller.core.ddl import literal
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.privileges.acl import AclEntry, DefaultAclChange, ObjectId, ObservedAcl
 from pgrole_controller.postgres import queries
-from pgrole_controller.postgres.connection import Connection
+from pgrole_controller.postgres.connection import Connection, has_raw_names
 from pgrole_controller.postgres.privileges.acl_catalog import read_defaults, read_named_acls
 from pgrole_controller.postgres.privileges.acl_checks import CHECK_WRITTEN
 from pgrole_controller.postgres.privileges.acl_refusal import Ineffective, OutdatedAcl
@@ -116,5 +116,5 @@ async def _share_turn(repair: AclRepair) -> None:
 
 
 async def _read_role_names(connection: Connection, oids: Collection[int]) -> dict[int, str]:
-    rows = await fetch(connection, "", queries.privileges("role_names"), list(oids))
+    rows = await fetch(connection, "", queries.privileges("role_names", raw=has_raw_names(connection)), list(oids))
     return {row.get("oid", int): row.text("name") for row in rows}

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
-from pgrole_controller.core.ddl import spell_identifier
+from pgrole_controller.core.ddl import divide_names, spell_identifier
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.privileges import grant_ddl
 from pgrole_controller.core.privileges.acl import AclChange, DefaultAclChange
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.catalog import MEMBERSHIP_OPTIONS_VERSION
-from pgrole_controller.postgres.connection import Connection
+from pgrole_controller.postgres.connection import Connection, has_raw_names
 from pgrole_controller.postgres.errors import DEPENDENT, LOCK_NOT_FREE, is_lacking, is_passing, shorten, sqlstate_of
 from pgrole_controller.postgres.missing_privileges import explain_own_schema
 from pgrole_controller.postgres.privileges.acl_locks import find_locked_table, key_of, tell_locked_table
@@ -211,8 +211,9 @@ def _ask(what: str, statements: Collection[str]) -> str:
 
 
 async def _read_actors(connection: Connection, names: Iterable[str]) -> list[Row]:
-    encoded = [name.encode(errors="surrogateescape") for name in names]
-    return await fetch(connection, "", queries.privileges("actors"), encoded)
+    return await fetch(
+        connection, "", queries.privileges("actors", raw=has_raw_names(connection)), *divide_names(names)
+    )
 
 
 @dataclass(slots=True)

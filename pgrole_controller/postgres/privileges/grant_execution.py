@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import asyncpg
 
-from pgrole_controller.core.ddl import seen_name
+from pgrole_controller.core.ddl import divide_names, seen_name
 from pgrole_controller.core.errors import Reason, Transient
 from pgrole_controller.core.privileges import grant_ddl
 from pgrole_controller.core.privileges.acl import AclChange, DatabaseObject, DefaultAclChange, ObjectId, ObjectKind
 from pgrole_controller.core.privileges.grant_ddl import GrantStatement
 from pgrole_controller.postgres import queries
-from pgrole_controller.postgres.connection import Connection
+from pgrole_controller.postgres.connection import Connection, has_raw_names
 from pgrole_controller.postgres.rows import fetch
 
 
@@ -70,7 +70,8 @@ async def _execute_as_grantor(connection: Connection, statement: GrantStatement)
     USAGE until the statement is done. One that lost the grant option for columns gets that as well. The transaction
     fails if any role then has other privileges on the schema or the columns than before.
     """
-    acting = f"SELECT pg_catalog.set_config('role', {seen_name(statement.acting_as)}, true)"
+    # What it returns cannot be sent if it is not UTF-8.
+    acting = f"SELECT pg_catalog.set_config('role', {seen_name(statement.acting_as)}, true) IS NOT NULL"
     texts = [acting, statement.text, "RESET ROLE"]
     if closed := await _find_closed_schemas(connection, statement):
         oids = ",".join(str(one.id.oid) for one in closed)
@@ -104,8 +105,9 @@ async def _find_closed_schemas(connection: Connection, statement: GrantStatement
     relations, routines = (
         [one.oid for one in statement.objects if one.catalog == catalog] for catalog in ("pg_class", "pg_proc")
     )
-    grantor = statement.acting_as.encode(errors="surrogateescape")
-    rows = await fetch(connection, "", queries.privileges("closed_schemas"), grantor, relations, routines)
+    grantor = divide_names([statement.acting_as])
+    question = queries.privileges("closed_schemas", raw=has_raw_names(connection))
+    rows = await fetch(connection, "", question, *grantor, relations, routines)
     found = [(ObjectId("pg_namespace", row.get("oid", int)), row.text("name")) for row in rows]
     return [DatabaseObject(schema, ObjectKind.SCHEMA, name, name, 0, "") for schema, name in found]
 
@@ -114,10 +116,11 @@ async def _find_lost_options(connection: Connection, statement: GrantStatement) 
     """Returns how to take back what the grantor must be granted, with the grant option, before it can revoke."""
     if not statement.columns:
         return []
-    names = [one.encode(errors="surrogateescape") for one in (statement.acting_as, *statement.columns)]
+    grantor = divide_names([statement.acting_as])
+    columns = [one.encode(errors="surrogateescape") for one in statement.columns]
     oids = [one.oid for one in statement.objects]
-    question = queries.privileges("lost_options")
-    rows = await fetch(connection, "", question, names[0], oids, names[1:], list(statement.privileges))
+    question = queries.privileges("lost_options", raw=has_raw_names(connection))
+    rows = await fetch(connection, "", question, *grantor, oids, columns, list(statement.privileges))
     return [
         AclChange(
             DatabaseObject(
