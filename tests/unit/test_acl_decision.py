@@ -745,7 +745,7 @@ class TestDefaults:
         assert len(decide(grantee(self.DECLARED), observed).drift) == 2
 
 
-class TestRefusedObjects:
+class TestDecisionsForRefusedObjects:
     """The role gains nothing, and loses what others granted."""
 
     REFUSED = replace(grantee(replace(READ, created_by=("own",))), refused=Refusal.ACCEPTED)

@@ -248,7 +248,7 @@ async def test_a_published_role_stays_unchanged_after_a_failed_read(scene: Grant
     assert scene.grantees.published("main") == before
 
 
-class TestRefusedObjects:
+class TestPublishingRefusedObjects:
     KEPT: ClassVar[dict[str, tuple[DatabasePrivileges, ...]]] = {"orders": (ORDERS,)}
     BEYOND = replace(ROLE, superuser=True)
 

@@ -585,7 +585,7 @@ async def test_a_finalizer_that_does_not_stay_is_reported_and_set_again_with_bac
     assert "removes finalizer pgrole.dev/drop" in ready["message"]
 
 
-class RefusingApi(StatusApi):
+class FinalizerRefusingApi(StatusApi):
     """Refuses finalizers with this status code."""
 
     reachability = Reachability()
@@ -611,7 +611,7 @@ async def test_a_finalizer_that_the_api_server_refuses_is_reported_on_the_object
     objects: Objects, monkeypatch: pytest.MonkeyPatch, verb: str, status: int
 ) -> None:
     """Otherwise an object with Drop would have no status at all, and a deleted one would say that it is Ready."""
-    api, queue, told = RefusingApi(status), Queue(), list[str]()
+    api, queue, told = FinalizerRefusingApi(status), Queue(), list[str]()
     seen = made(1) if verb == "set" else made(1, finalizers=[FINALIZER], deletionTimestamp="2027-01-01T00:00:00Z")
     objects.store.put(seen)
     recorder = Recorder(cast("Client", api))
