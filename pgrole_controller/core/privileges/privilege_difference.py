@@ -269,7 +269,9 @@ def _name(by: DriftAuthor) -> str:
 
 
 def announce_extension(database: str, differences: Sequence[PrivilegeDifference]) -> PrivilegeNews:
-    """Returns the news that privileges were granted on new objects, or that the policy allows now."""
+    """Returns the news that declared privileges were granted which are no drift: on new objects, or that policy denied
+    or PostgreSQL refused until now, or since the object is accepted again.
+    """
     words = [one.what for one in differences[:MOST_WORDS]]
     if len(differences) > MOST_WORDS:
         words.append(f"and {len(differences) - MOST_WORDS} more")
