@@ -33,6 +33,11 @@ MOST_RECORDED = 1000
 #: Characters of a statement that are kept.
 STATEMENT_SHOWN = 120
 
+#: Bytes of other texts and of a statement, as in record_drifts(), which in a database of encoding SQL_ASCII would cut a
+#: character in two.
+_LONGEST_TEXT = 63
+_LONGEST_STATEMENT = 400
+
 #: Phrases that `details` keep, bytes of each, and characters of the digest: what the table's limit for `details` fits.
 _MOST_WORDS = 5
 _LONGEST_WORDS = 100
@@ -88,7 +93,7 @@ def _to_json(drift: RecordedDrift, config: HistoryConfig) -> dict[str, object]:
     of_role = not drift.database
     by = drift.by
     row: dict[str, object] = {
-        "role": storable(drift.role),
+        "role": _cut(storable(drift.role), _LONGEST_TEXT),
         "kind": "role" if of_role else "privileges",
         "fields": [storable(field) for field in drift.fields],
         "corrected": drift.corrected,
@@ -104,7 +109,8 @@ def _to_json(drift: RecordedDrift, config: HistoryConfig) -> dict[str, object]:
         "proof": "" if by.proof is Evidence.NONE else by.proof.value,
         "cluster": drift.cluster,
     }
-    row |= {name: storable(value) for name, value in known.items() if value}
+    longest = {"statement": _LONGEST_STATEMENT}
+    row |= {name: _cut(storable(value), longest.get(name, _LONGEST_TEXT)) for name, value in known.items() if value}
     if drift.values:
         row["details"] = {
             name: {side: storable(value) for side, value in pair.items()} for name, pair in drift.values.items()
@@ -117,6 +123,11 @@ def _to_json(drift: RecordedDrift, config: HistoryConfig) -> dict[str, object]:
         row["drift"] = _identify(drift)
         row["standing"] = drift.standing
     return row
+
+
+def _cut(text: str, size: int) -> str:
+    """At most so many bytes of a text, in whole characters."""
+    return text.encode()[:size].decode(errors="ignore")
 
 
 def _identify(drift: RecordedDrift) -> str:
@@ -133,7 +144,7 @@ def _shorten(words: Sequence[str]) -> dict[str, object]:
     """Returns `details` of privileges. A digest tells apart what is shortened to the same words: only drifts with equal
     details share a row.
     """
-    shown = [one.encode()[:_LONGEST_WORDS].decode(errors="ignore") for one in words[:_MOST_WORDS]]
+    shown = [_cut(one, _LONGEST_WORDS) for one in words[:_MOST_WORDS]]
     if shown == list(words):
         return {"words": shown}
     return {"words": shown, "digest": hashlib.sha256("\0".join(words).encode()).hexdigest()[:_DIGEST]}

@@ -8,6 +8,7 @@ import pytest
 import pytest_asyncio
 
 from pgrole_controller.core.privileges.acl import DECLARABLE
+from pgrole_controller.core.privileges.privilege_result import DriftAuthor, Evidence
 from pgrole_controller.core.server_options import HistoryConfig
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres import queries
@@ -89,6 +90,16 @@ async def test_a_drift_of_an_object_with_any_name_is_stored_and_recorded(ascii_d
     assert stored.last_drift == {"words": list(words)}
     (found,) = await list_drifts(connection, datetime.min.replace(tzinfo=UTC), "größe", 10)
     assert (found.database, found.words) == ("größe", words)
+
+
+async def test_texts_that_are_too_long_for_the_history_are_cut_in_whole_characters(ascii_db: AclDatabase) -> None:
+    await ascii_db.run(queries.install_database())
+    text = "x" + "\U0001f418" * 200
+    by = DriftAuthor(Evidence.LOG, text, text, text, text, statement=text)
+    statement = build_record_statement([RecordedDrift("reader", ("privileges",), True, "x", by=by)], HistoryConfig())
+    await ascii_db.connection.execute(f"SELECT pgrole.lock_changes(); {statement}")
+    (found,) = await list_drifts(ascii_db.connection, datetime.min.replace(tzinfo=UTC), "reader", 10)
+    assert (found.by.login, found.by.statement) == (text[:16], text[:100])
 
 
 @pytest.mark.parametrize("column", ["größe", ILLEGIBLE])
