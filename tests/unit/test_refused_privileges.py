@@ -8,7 +8,7 @@ from pgrole_controller.controller.privileges.privilege_progress import Privilege
 from pgrole_controller.controller.privileges.privilege_records import RoundRecords
 from pgrole_controller.controller.privileges.role_memory import AppliedState, RoleMemory
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
-from pgrole_controller.core.privileges.acl import AclEntry, DatabaseObject, DefaultAcl
+from pgrole_controller.core.privileges.acl import AclEntry, DatabaseObject, DefaultAcl, ObservedAcl
 from pgrole_controller.core.privileges.acl_decision import PrivilegeDecision, decide_privileges
 from pgrole_controller.core.privileges.awaited_privileges import MOST_AWAITED, AppliedDeclaration
 from pgrole_controller.core.privileges.grantee import DatabasePrivileges, Grantee, Refusal
@@ -16,6 +16,8 @@ from pgrole_controller.core.privileges.observed_database import ObservedDatabase
 from pgrole_controller.core.privileges.privilege_difference import phrases
 from pgrole_controller.core.server_options import HistoryConfig
 from pgrole_controller.postgres.privileges.acl_apply import AppliedAcls
+from pgrole_controller.postgres.privileges.acl_refusal import FailedChanges
+from pgrole_controller.postgres.privileges.acl_verification import AclRepair
 from tests.unit.test_acl_decision import (
     DELEGATE,
     ME,
@@ -154,6 +156,28 @@ def test_a_mark_of_what_is_as_declared_goes_whatever_keeps_other_changes_back(ki
     assert [difference.what for difference in then.extended] == ["SELECT on table app.fresh"]
     revoked = ["as x1: REVOKE DELETE ON TABLE app.other FROM reader"] if kind == "correct" else []
     assert texts(then) == [*revoked, "GRANT SELECT ON TABLE app.fresh TO reader"]
+
+
+@pytest.mark.parametrize("kind", ["report", "ignored"])
+def test_what_waits_for_something_else_while_the_object_is_refused_still_waits_afterwards(kind: str) -> None:
+    accepted = of_kind(kind, of_objects(table("SELECT", name="orders")))
+    applied = stored(attempt(accepted, replace(observe(), schemas=frozenset())))
+    applied = stored(attempt(replace(accepted, refused=Refusal.ACCEPTED), observe(), applied))  # the schema exists
+    then = decide(accepted, observe((TABLE, ())), applied)
+    assert texts(then) == ["GRANT SELECT ON TABLE app.orders TO reader"]
+    assert then.drift == ()
+
+
+def test_of_many_refused_changes_those_that_were_not_tried_for_longest_come_first() -> None:
+    failures = FailedChanges()
+    refused = [AclRepair(ObservedAcl(make(f"t{number}", oid=20_000 + number), ()), ()) for number in range(6)]
+    for one in refused:
+        failures.note(one, LASTING)
+    fresh = AclRepair(ObservedAcl(make("fresh", oid=20_009), ()), ())
+    assert failures.separate([*refused, fresh], 2) == [[fresh], refused[:2], refused[2:4], refused[4:]]
+    for one in refused[:3]:
+        failures.note(one, LASTING)
+    assert failures.separate([*refused, fresh], 2) == [[fresh], refused[3:5], [refused[0], refused[5]], refused[1:3]]
 
 
 def test_a_former_privilege_whose_revoke_is_refused_is_still_revoked_under_report() -> None:

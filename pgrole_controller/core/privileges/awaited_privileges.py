@@ -80,11 +80,11 @@ class AppliedDeclaration:
         return AppliedDeclaration(self.digest, self.awaited | {digest_mark(WITHHELD)})
 
     def without_done(self, pending: "PendingNames", met: Collection[str]) -> "AppliedDeclaration":
-        """The same, without what is as declared by now. `met`: digests of marks of what is not."""
-        if not self.awaited:
-            return self
-        left = AppliedDeclaration.of(self.digest, pending).awaited.union(met, [digest_mark(WITHHELD)])
-        return replace(self, awaited=self.awaited & left)
+        """The same, with the marks of what waits by now, and without what is as declared. `met`: digests of marks of
+        what is not.
+        """
+        waiting = AppliedDeclaration.of(self.digest, pending).awaited
+        return replace(self, awaited=waiting | self.awaited.intersection([*met, digest_mark(WITHHELD)]))
 
     def select(self, *marks: str) -> frozenset[str]:
         """Returns the digests of those marks that it awaits."""
