@@ -234,6 +234,7 @@ class FailedChanges:
             self._owners.clear()
             self._refused.clear()
         key = key_of(one)
+        self._owners.pop(key, None)  # so that the last that failed comes last
         self._owners[key] = _owner_of(one)
         self._note_reason(key, error)
 
@@ -260,14 +261,17 @@ class FailedChanges:
             self._refused.discard(key_of(one))
 
     def separate(self, some: Sequence[T], size: int) -> list[Sequence[T]]:
-        """Returns parts of at most this size, in the same order: first of what belongs to owners of whom nothing
-        failed, then of what else did not fail, and then of the rest. No part has of both.
+        """Returns parts of at most this size, each in the same order: first of what belongs to owners of whom nothing
+        failed, then of what else did not fail, and then of the rest, beginning with what was not tried for longest. No
+        part has of both.
         """
-        owners = frozenset(self._owners.values())
-        parts: tuple[list[T], list[T], list[T]] = [], [], []
-        for one in some:
-            parts[2 if key_of(one) in self._owners else 1 if _owner_of(one) in owners else 0].append(one)
-        return [part[start : start + size] for part in parts for start in range(0, len(part), size)]
+        owners, turns = frozenset(self._owners.values()), {key: turn for turn, key in enumerate(self._owners)}
+        parts: tuple[list[int], list[int], list[int]] = [], [], []
+        for place, one in enumerate(some):
+            parts[2 if key_of(one) in turns else 1 if _owner_of(one) in owners else 0].append(place)
+        parts[2].sort(key=lambda place: turns[key_of(some[place])])
+        slices = (part[start : start + size] for part in parts for start in range(0, len(part), size))
+        return [[some[place] for place in sorted(places)] for places in slices]
 
     def note_parts(self, one: AclRepair, failed: Mapping[Part, PgRoleError], changed: Collection[Part]) -> None:
         """Of the parts of one object, these failed and these were changed. Others were not tried."""
