@@ -76,7 +76,7 @@ class Export:
 
 @dataclass(frozen=True, slots=True)
 class _JudgedObject:
-    """An object without privileges. `refusal`: why the server's policy would refuse it, if it allowed adoption."""
+    """An object without privileges. `refusal`: why the server's policy would refuse it even if it allowed adoption."""
 
     made: ExportedObject
     refusal: str
@@ -251,8 +251,8 @@ class _Exporter:
         self._export.remarks += [f"{database}: {line}" for line in describe_public(observed)]
 
     def _judge(self, found: ObservedRole, name: str, references: References) -> _JudgedObject | Refused:
-        """Makes the role's object. The namespace can own a role that is not refused: its roles may be declared to have
-        what that role owns.
+        """Makes the role's object, and judges whether the namespace may own the role. If so, privileges on what it owns
+        may be declared.
         """
         choice = self._options.choice
         try:

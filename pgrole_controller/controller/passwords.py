@@ -97,8 +97,8 @@ class PasswordTasks:
     async def run(
         self, password_task: PasswordTask, owner: Stored, is_current: Callable[[], bool]
     ) -> PasswordResult | None:
-        """Raises KubeError for errors that may pass; other errors are in the result. None: the object was changed
-        before everything was done. `is_current`: whether it was not.
+        """Returns None if the object was changed or deleted before everything was done. `is_current` tells whether it
+        still is as in `owner`. Raises KubeError for errors that may pass; other errors are in the result.
         """
         try:
             return await self._run(password_task, owner, is_current)

@@ -164,7 +164,7 @@ def _look_up_database(name: str) -> str:
 def _has_bytes(column: str, name: str) -> str:
     # Not textsend, which in a database of encoding SQL_ASCII refuses the very name that is looked for.
     raw = rf"pg_catalog.decode(pg_catalog.replace({column}::text, E'\\', E'\\\\'), 'escape')"
-    same_size = f"pg_catalog.octet_length({column}::text) = {len(name) // 2}"  # few are: it takes less time to compare
+    same_size = f"pg_catalog.octet_length({column}::text) = {len(name) // 2}"  # cheap: compared first
     return f"{same_size} AND {raw} = pg_catalog.decode('{name}', 'hex')"
 
 

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 CHANNEL = "pgrole"
 
-#: All roles of the server.
+#: All roles of the server, or all its databases.
 EVERYTHING = None
 
 #: Genuine payloads hold at most three names of 63 bytes, each byte written as up to six characters.
@@ -80,8 +80,7 @@ def _read(
 
 #: Called with names, or with EVERYTHING.
 OnNames: TypeAlias = Callable[[tuple[str, ...] | None], None]
-
-
+#: Returns the names in a payload, or EVERYTHING.
 ReadNames: TypeAlias = Callable[[str], tuple[str, ...] | None]
 
 
@@ -212,7 +211,9 @@ class NotificationHandler:
 
 
 def _pass_on(ours: list[bytes], theirs: list[bytes], read: ReadNames, on_names: OnNames) -> bool:
-    """Returns whether only other sessions announced everything."""
+    """Calls `on_names` with the names in these payloads, and with EVERYTHING if ours say so. Returns whether only other
+    sessions announced everything.
+    """
     names, everything = read_all(ours, read)
     more, requested = read_all(theirs, read)
     if names := names | more:

@@ -16,7 +16,8 @@ CREATE TABLE IF NOT EXISTS pgrole.applied (
 ALTER TABLE pgrole.applied ADD COLUMN IF NOT EXISTS approve_handled text NOT NULL DEFAULT '';
 
 -- Stores the digest, and adds `drifted` corrected drifts, the last of which is described by `drift`. Drifts of another role that
--- had this oid, and of another object, do not count. Writes nothing if nothing differs.
+-- had this oid, of another object, and of the database that this one was copied from, do not count. Writes nothing if nothing
+-- differs.
 CREATE OR REPLACE FUNCTION pgrole.store_applied(
     of_role oid, named text, of_holder text, new_digest text, drifted bigint DEFAULT 0, drift jsonb DEFAULT NULL
 ) RETURNS void

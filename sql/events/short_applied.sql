@@ -1,5 +1,5 @@
 -- As applied.sql, in parallel arrays, so that the answer to another question fits beside it. One row. `left_out`: roles are missing,
--- those with more than 2,000 bytes. Tenants decide how much waits for its first grant.
+-- those with more than 2,000 bytes. Tenants decide how much waits.
 -- $1 oid[] roles, few; NULL: all are left out
 SELECT
     array_agg(a.role_oid) FILTER (WHERE a.fits) AS roles, array_agg(textsend(a.holder)) FILTER (WHERE a.fits) AS holders,

@@ -18,7 +18,7 @@ from pgrole_controller.core.privileges.grantee import Grantee
 from pgrole_controller.core.privileges.observed_database import ObservedDatabase
 from pgrole_controller.core.privileges.privilege_reach import PrivilegeReach
 from pgrole_controller.core.request import Key
-from pgrole_controller.postgres.privileges.acl_refusal import FailedChanges
+from pgrole_controller.postgres.privileges.failed_changes import FailedChanges
 
 #: Maximum number of objects noted between two complete reads. Of more, most were dropped again.
 MOST_NOTED = 20_000
@@ -29,7 +29,8 @@ class PrivilegeMemory:
     """`database`: its oid, once a session had one. `applied`: by oid of the role, where the database stores nothing.
     `repaired_at`: when the last correction of a drift was committed, on the loop's clock. `with_columns`: oids of
     tables with declared columns. `absent_creators`: roles that declarations name and that do not exist. `adoptees`:
-    reads for these. `largest_acl`: at the last complete read. `failed`: with any connection.
+    reads for these. `largest_acl`: at the last complete read. `failed`: what could not be
+    changed, on this connection or earlier ones.
     """
 
     database: int | None = None
@@ -68,8 +69,8 @@ class PrivilegeMemory:
 
     def of_next_worker(self) -> "PrivilegeMemory":
         """Returns the memory for the next worker of the database: what was applied, and the drifts that are not
-        recorded yet, also those of what has yet to end. Where the database stores nothing, only these objects tell
-        which are new by then.
+        recorded yet, including those that the former worker adds until it ends. Where the database stores nothing,
+        only the objects known now tell which are new then.
         """
         following = PrivilegeMemory(self.database, self.applied, drifts=self.drifts)
         if self.applied and self._known is not None:

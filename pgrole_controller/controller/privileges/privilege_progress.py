@@ -26,7 +26,7 @@ from pgrole_controller.core.privileges.privilege_result import (
 )
 from pgrole_controller.core.request import Key
 from pgrole_controller.postgres.privileges.acl_apply import AppliedAcls
-from pgrole_controller.postgres.privileges.acl_refusal import OutdatedAcl, Postponed
+from pgrole_controller.postgres.privileges.acl_refusal import OutdatedAcl, Postponed, part_of
 from pgrole_controller.postgres.privileges.database_session import DatabaseSession
 from pgrole_controller.postgres.privileges.ddl_events import PrivilegeRead, Scope
 from pgrole_controller.postgres.privileges.stored_state import StoredState
@@ -189,8 +189,8 @@ def find_refused(one: PrivilegeProgress, applied: AppliedAcls) -> frozenset[str]
 def _find_error(change: AclChange | DefaultAclChange, applied: AppliedAcls) -> PgRoleError | None:
     if isinstance(change, DefaultAclChange):
         return applied.default_errors.get(change)
-    delegated = change.revoke and change.grantor not in ("", change.object.owner_name)
-    return applied.find_error(change.object.id, change.grantee, (delegated,))
+    grantee, delegated = part_of(change)
+    return applied.find_error(change.object.id, grantee, (delegated,))
 
 
 def _differences_of(change: AclChange | DefaultAclChange) -> Iterator[PrivilegeDifference]:

@@ -258,8 +258,8 @@ class PrivilegeReconcile:
         return describe_drift(differences, by, self._now.at, corrected=corrected, exposed=exposed)
 
     def _leave_out_unapplied(self, some: Sequence[PrivilegeProgress]) -> Sequence[PrivilegeProgress]:
-        """Returns the roles that may be changed while Kubernetes cannot be reached: those whose declaration was applied
-        before. The others get the error.
+        """Returns the roles that may be changed now: all, or while Kubernetes cannot be reached, those whose
+        declaration was applied before. Of the others, those with changes get the error.
         """
         if not self._session.enforcing:
             return some

@@ -24,9 +24,9 @@ from pgrole_controller.core.privileges.privilege_reach import PrivilegeReach
 from pgrole_controller.core.privileges.privilege_result import PrivilegeResult
 from pgrole_controller.core.request import Key
 from pgrole_controller.event_loop import Turns, run_aside
-from pgrole_controller.postgres.privileges.acl_refusal import remember_failed
 from pgrole_controller.postgres.privileges.database_session import DatabaseSession
 from pgrole_controller.postgres.privileges.ddl_events import EVERYTHING, PrivilegeRead, Scope
+from pgrole_controller.postgres.privileges.failed_changes import remember_failed
 
 #: Maximum number of adoptees of one round. Of one ACL, a read has 10,000 entries, whoever is in it.
 _MOST_ADOPTEES = 100
@@ -53,6 +53,7 @@ async def run_round(
     async def note(found: Sequence[PrivilegeResult], noticed: float) -> None:
         turns = Turns()
         with anyio.CancelScope(shield=True):  # what is in them is not found again
+            # also without results: a report measures repairs
             for first in range(0, max(len(found), 1), _REPORTED_AT_ONCE):
                 now = context.grantees()  # others may be published in each turn
                 some = found[first : first + _REPORTED_AT_ONCE]

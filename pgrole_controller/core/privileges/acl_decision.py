@@ -42,8 +42,8 @@ class PrivilegeDecision:
 
     - `changes`, `default_changes`: for each object, revokes come first.
     - `drift`: the differences that arose after the declaration was applied.
-    - `extended`: privileges missing on new objects, and those that waited. `awaited`: some of these waited, or
-      something to revoke.
+    - `extended`: privileges missing on new objects, and those that waited. `awaited`: something to grant or
+      revoke waited.
     - `pending`: Refused and at most one Waiting; everything else is applied nevertheless.
     - `reported`: differences that are not corrected.
     - `confirmed`: nothing is left that only a former declaration granted; False after a partial read.

@@ -23,11 +23,11 @@ from pgrole_controller.core.names import name_some
 from pgrole_controller.core.privileges.acl import FIRST_NORMAL_OID, DatabaseObject, ObjectKind
 from pgrole_controller.core.privileges.privilege_policy import NOT_MANAGED, Denial
 
-#: Maximum number of marks that are kept for one role in one database, and of those of what PostgreSQL refused. What
-#: exceeds it may count as drift.
+#: Maximum number of marks that are kept for one role in one database of what policy denies or does not exist, and as
+#: many of what PostgreSQL refused. What exceeds it may count as drift.
 MOST_AWAITED = 500
-#: Maximum number among them of those of single objects: each small round reads what is stored for a role, and more than
-#: 2,000 bytes (`sql/events/short_applied.sql`) with a query of their own.
+#: Maximum number of the former that are of single objects: a small round reads what is stored for a role with a query
+#: of its own if that has more than 2,000 bytes (`sql/events/short_applied.sql`).
 MOST_ON_OBJECTS = 150
 
 #: Maximum number of differences that a message names before it counts the rest.

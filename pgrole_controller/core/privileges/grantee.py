@@ -165,8 +165,8 @@ class Grantee:
         return frozenset(self.declared) | frozenset(self.former)
 
     def holder_in(self, database: str) -> str:
-        """Returns who the database notes for what it stores about the role. A copy of it, with what it stores, is
-        another database. In ASCII, which every encoding has.
+        """Returns what a database stores as the holder of what it knows about the role: with its own name, so that a
+        copy of it takes over nothing. In ASCII, which every encoding has.
         """
         return f"{self.uid}/{database.encode('unicode_escape').decode()}"
 

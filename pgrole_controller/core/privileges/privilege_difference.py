@@ -118,7 +118,7 @@ class DifferenceClassifier:
         self._refused = refused
         self.drift: list[PrivilegeDifference] = []
         self.extended: list[PrivilegeDifference] = []
-        self.awaited = False  # some of these were, or something to revoke
+        self.awaited = False  # something to grant or revoke was
         self.reported: list[PrivilegeDifference] = []
         self.met = set[str]()  # digests of marks of `applied`, under which a difference waits
 

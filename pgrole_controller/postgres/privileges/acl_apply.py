@@ -36,11 +36,11 @@ from pgrole_controller.postgres.privileges.acl_refusal import (
     explain,
     explain_default,
     explain_storing,
-    failed_changes_of,
     tell_outdated,
 )
 from pgrole_controller.postgres.privileges.acl_transaction import AclDialect, AclTransactions
 from pgrole_controller.postgres.privileges.acl_verification import AclRepair
+from pgrole_controller.postgres.privileges.failed_changes import failed_changes_of
 
 #: Pauses in seconds before another attempt for an object that another transaction changed at the same time.
 _PAUSES = (0.01, 0.05)

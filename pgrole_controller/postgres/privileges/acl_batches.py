@@ -27,8 +27,9 @@ from pgrole_controller.postgres.privileges.acl_locks import (
     key_of,
     tell_locked_table,
 )
-from pgrole_controller.postgres.privileges.acl_refusal import failed_changes_of, tell_locked
+from pgrole_controller.postgres.privileges.acl_refusal import tell_locked
 from pgrole_controller.postgres.privileges.acl_verification import AclRepair
+from pgrole_controller.postgres.privileges.failed_changes import failed_changes_of
 
 log = logging.getLogger(__name__)
 

@@ -1,13 +1,8 @@
-"""Explains why PostgreSQL refused to change privileges, and what people can do.
+"""Explains why PostgreSQL refused to change privileges, and what people can do."""
 
-Changes that failed come last in the next attempt, since finding what fails in a transaction takes time, of which each
-attempt has little.
-"""
-
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TypeAlias, TypeVar
-from weakref import WeakKeyDictionary
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+from typing import TypeAlias
 
 from pgrole_controller.core.ddl import divide_names, spell_identifier
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
@@ -18,7 +13,7 @@ from pgrole_controller.postgres.catalog import MEMBERSHIP_OPTIONS_VERSION
 from pgrole_controller.postgres.connection import Connection, has_raw_names
 from pgrole_controller.postgres.errors import DEPENDENT, LOCK_NOT_FREE, is_lacking, is_passing, shorten, sqlstate_of
 from pgrole_controller.postgres.missing_privileges import explain_own_schema
-from pgrole_controller.postgres.privileges.acl_locks import find_locked_table, key_of, tell_locked_table
+from pgrole_controller.postgres.privileges.acl_locks import find_locked_table, tell_locked_table
 from pgrole_controller.postgres.privileges.acl_verification import AclRepair
 from pgrole_controller.postgres.rows import Row, fetch
 
@@ -33,18 +28,13 @@ _LONGEST_STATEMENTS = 600
 #: A part of the changes of one object: the grantee, and whether someone other than the owner granted it.
 Part: TypeAlias = tuple[int, bool]
 
-#: Maximum number of failed changes remembered.
-_MOST_FAILED = 100_000
-
-T = TypeVar("T", bound=AclRepair | DefaultAclChange)
-
 
 class OutdatedAcl(Transient):
     """The object, or what is declared for it, changed after it was read. Reading it again shows what is left to do."""
 
 
 class Postponed(Transient):
-    """Time did not suffice to try it."""
+    """There was no time left to try it."""
 
 
 class Ineffective(Transient):
@@ -60,15 +50,17 @@ def as_owner(repair: AclRepair) -> AclRepair:
     return replace(repair, changes=tuple(changes))
 
 
+def part_of(change: AclChange) -> Part:
+    return change.grantee, change.revoke and change.grantor not in ("", change.object.owner_name)
+
+
 def divide(repair: AclRepair) -> dict[Part, list[AclChange]]:
     """Returns the changes by grantee, first those that only revoke, since grants fail where an ACL is full; and after
     them (True) those that revoke what someone other than the owner granted, which may be impossible.
     """
-    owner = repair.observed.object.owner_name
     parts: dict[Part, list[AclChange]] = {}
     for one in repair.changes:
-        delegated = one.revoke and one.grantor not in ("", owner)
-        parts.setdefault((one.grantee, delegated), []).append(one)
+        parts.setdefault(part_of(one), []).append(one)
     return dict(sorted(parts.items(), key=lambda item: (item[0][1], not all(one.revoke for one in item[1]))))
 
 
@@ -80,8 +72,8 @@ def tell_locked(one: AclRepair | DefaultAclChange) -> PgRoleError:
     return Transient(Reason.PROGRESSING, f"another transaction has locked {label}; the controller tries again")
 
 
-def postpone() -> PgRoleError:
-    return Postponed(Reason.PROGRESSING, "postponed, since other objects in its transaction wait for locks")
+def tell_postponed() -> PgRoleError:
+    return Postponed(Reason.PROGRESSING, "postponed: finding the changes that fail took all the time of this attempt")
 
 
 def tell_outdated() -> PgRoleError:
@@ -214,100 +206,3 @@ async def _read_actors(connection: Connection, names: Iterable[str]) -> list[Row
     return await fetch(
         connection, "", queries.privileges("actors", raw=has_raw_names(connection)), *divide_names(names)
     )
-
-
-@dataclass(slots=True)
-class FailedChanges:
-    """What could not be changed in one database, for other reasons than locks: it probably fails again. Keys: `key_of`.
-
-    Whoever owns it matters, too: the controller may not be allowed to change anything of that owner. An object with
-    changes of several parts (see `divide`) may fail because of some.
-    """
-
-    _owners: dict[Hashable, int] = field(default_factory=dict)
-    _parts: dict[tuple[Hashable, Part], int] = field(default_factory=dict)  # by the turn in which each failed last
-    _turn: int = 0
-    _refused: set[Hashable] = field(default_factory=set)  # keys of both: PostgreSQL refused these
-
-    def note(self, one: AclRepair | DefaultAclChange, error: PgRoleError) -> None:
-        if len(self._owners) >= _MOST_FAILED:
-            self._owners.clear()
-            self._refused.clear()
-        key = key_of(one)
-        self._owners.pop(key, None)  # so that the last that failed comes last
-        self._owners[key] = _owner_of(one)
-        self._note_reason(key, error)
-
-    def _note_reason(self, key: Hashable, error: PgRoleError) -> None:
-        (self._refused.add if error.reason is Reason.DATABASE_ERROR else self._refused.discard)(key)
-
-    def postpone(self, one: AclRepair | DefaultAclChange) -> PgRoleError:
-        """Returns the error of a change for which there is no time: if it was refused before, it is not in progress."""
-        return self._postpone(key_of(one))
-
-    def postpone_part(self, one: AclRepair, part: Part) -> PgRoleError:
-        """Likewise, of a part of the changes of one object."""
-        return self._postpone((key_of(one), part))
-
-    def _postpone(self, key: Hashable) -> PgRoleError:
-        if key not in self._refused:
-            return postpone()
-        return Postponed(Reason.DATABASE_ERROR, "postponed, since it failed before, as many other changes do")
-
-    def forget(self, some: Iterable[AclRepair | DefaultAclChange]) -> None:
-        """These were changed."""
-        for one in some if self._owners else ():
-            self._owners.pop(key_of(one), None)
-            self._refused.discard(key_of(one))
-
-    def separate(self, some: Sequence[T], size: int) -> list[Sequence[T]]:
-        """Returns parts of at most this size, each in the same order: first of what belongs to owners of whom nothing
-        failed, then of what else did not fail, and then of the rest, beginning with what was not tried for longest. No
-        part has of both.
-        """
-        owners, turns = frozenset(self._owners.values()), {key: turn for turn, key in enumerate(self._owners)}
-        parts: tuple[list[int], list[int], list[int]] = [], [], []
-        for place, one in enumerate(some):
-            parts[2 if key_of(one) in turns else 1 if _owner_of(one) in owners else 0].append(place)
-        parts[2].sort(key=lambda place: turns[key_of(some[place])])
-        slices = (part[start : start + size] for part in parts for start in range(0, len(part), size))
-        return [[some[place] for place in sorted(places)] for places in slices]
-
-    def note_parts(self, one: AclRepair, failed: Mapping[Part, PgRoleError], changed: Collection[Part]) -> None:
-        """Of the parts of one object, these failed and these were changed. Others were not tried."""
-        self._turn += 1
-        if len(self._parts) + len(failed) > _MOST_FAILED:
-            self._parts.clear()
-            self._refused.clear()
-        for part in changed:
-            self._parts.pop((key_of(one), part), None)
-            self._refused.discard((key_of(one), part))
-        for part, error in failed.items():
-            self._parts[key_of(one), part] = self._turn
-            self._note_reason((key_of(one), part), error)
-
-    def separate_parts(self, one: AclRepair, parts: Sequence[Part]) -> list[list[int]]:
-        """Returns the places of these parts of one object, first of those that did not fail, in the same order; then of
-        those that did, beginning with the ones that were not tried for longest.
-        """
-        turns = [self._parts.get((key_of(one), part), 0) for part in parts]
-        fresh = [place for place, turn in enumerate(turns) if not turn]
-        failed = sorted((place for place, turn in enumerate(turns) if turn), key=turns.__getitem__)
-        return [some for some in (fresh, failed) if some]
-
-
-def _owner_of(one: AclRepair | DefaultAclChange) -> int:
-    return one.observed.object.owner if isinstance(one, AclRepair) else one.creator
-
-
-_failed: WeakKeyDictionary[Connection, FailedChanges] = WeakKeyDictionary()
-
-
-def failed_changes_of(connection: Connection) -> FailedChanges:
-    """The same for all calls with one connection."""
-    return _failed.setdefault(connection, FailedChanges())
-
-
-def remember_failed(connection: Connection, failed: FailedChanges) -> None:
-    """Goes on with what failed on earlier connections to the same database."""
-    _failed[connection] = failed

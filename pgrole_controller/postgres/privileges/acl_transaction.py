@@ -23,7 +23,7 @@ from pgrole_controller.postgres.privileges.acl_checks import (
 )
 from pgrole_controller.postgres.privileges.acl_locks import HISTORY, LOCK_SECONDS, find_locked_table
 from pgrole_controller.postgres.privileges.acl_read_back import AclReadBack
-from pgrole_controller.postgres.privileges.acl_refusal import RETRIED, Ineffective, Part, as_owner, postpone
+from pgrole_controller.postgres.privileges.acl_refusal import RETRIED, Ineffective, Part, as_owner, tell_postponed
 from pgrole_controller.postgres.privileges.acl_script import render_repairs
 from pgrole_controller.postgres.privileges.acl_verification import AclRepair
 from pgrole_controller.postgres.privileges.grant_execution import execute_changes
@@ -152,7 +152,7 @@ class AclTransactions:
             while pieces:
                 piece = pieces.pop(0)
                 if anyio.current_time() >= ends:
-                    errors = [postpone() if place in piece else error for place, error in enumerate(errors)]
+                    errors = [tell_postponed() if place in piece else error for place, error in enumerate(errors)]
                 elif (error := await self._try(repair, [one for place in piece for one in parts[place]])) is None:
                     continue
                 elif len(piece) > 1:
