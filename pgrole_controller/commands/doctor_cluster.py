@@ -167,12 +167,12 @@ class ClusterChecks:
                 raise
             return [not_checked("deployment", f"you may not list Deployments in namespace {namespace}")]
         self.absent = not deployments
-        alone = set[str]()
+        unelected = set[str]()
         for deployment in deployments[:MOST_INSTALLATIONS]:
             variables = await self._read_environment(deployment)
             elects = judge.elects(variables)
             if not elects:
-                alone.add(_name_of(deployment))
+                unelected.add(_name_of(deployment))
             watched = str(variables.get("PGROLE_NAMESPACE") or "")
             if deployment is not deployments[0] and watched != self.choice.namespace:
                 continue  # of several installations, the checks are about the first, or the chosen namespace's own
@@ -180,7 +180,7 @@ class ClusterChecks:
             self.lease, self.watched = str(variables.get("PGROLE_LEASE") or "pgrole-controller"), watched
             self.account, self.release = judge.find_account(deployment), judge.upgrade_release(deployment)
             self.known.cluster = str(variables.get("PGROLE_CLUSTER_ID") or "") or None
-        return judge.judge_deployment(deployments, namespace, __version__, alone)
+        return judge.judge_deployment(deployments, namespace, __version__, unelected)
 
     async def _read_environment(self, deployment: dict[str, Any]) -> dict[str, Any]:
         """Returns the variables that decide where the controller needs its rights, whether it elects a leader, and its
@@ -243,7 +243,7 @@ class ClusterChecks:
         return mapping(review.get("status")).get("allowed") is True
 
     async def _ask_lease(self) -> list[Finding]:
-        if not self.elects:  # a Lease of the time before has no holder any more
+        if not self.elects:  # a Lease from before it was switched off has no holder
             return [Finding(CLUSTER, "lease", FindingState.OK, "leader election is off: no Lease")]
         namespace = self.choice.own_namespace
         try:

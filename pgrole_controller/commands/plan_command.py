@@ -33,11 +33,11 @@ from pgrole_controller.commands.planning import plan_server
 from pgrole_controller.commands.server_reading import (
     ServerChoice,
     check_one_server,
-    connect_filed_server,
+    declare_from_file,
+    declare_with_credentials,
     find_declared,
     of_dsn,
     read_each,
-    read_filed_server,
     server_choice,
     unreachable_server,
 )
@@ -180,14 +180,14 @@ async def _find(
     if choice.dsn is not None:
         from_dsn = of_dsn(choice.dsn)
         if declared is not None:
-            return read_filed_server(declared.obj, from_dsn), ""
+            return declare_from_file(declared.obj, from_dsn), ""
         if client is None:
             return replace(from_dsn, name=name), f"no PgServer in the files: {_POLICY_OF_DSN}"
     try:
         if client is None:
             raise WrongSetting(f'no server: set PGROLE_DSN, or use --kubeconfig to find PgServer "{name}"')
         if declared is not None:
-            return await connect_filed_server(client, declared.obj, choice.own_namespace), ""
+            return await declare_with_credentials(client, declared.obj, choice.own_namespace), ""
         found = await find_declared(client, name, choice)
     except (PgRoleError, ApiError, BadStream, Unreachable) as error:
         return unreachable_server(name, error), ""

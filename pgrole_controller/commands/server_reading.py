@@ -169,15 +169,15 @@ def unreachable_server(name: str, error: Exception) -> ServerConfig:
     return ServerConfig(name, None, ServerPolicy(), Address("", 5432, "", ""), problem=problem)
 
 
-def read_filed_server(obj: dict[str, Any], connected: ServerConfig) -> ServerConfig:
+def declare_from_file(obj: dict[str, Any], connected: ServerConfig) -> ServerConfig:
     """The server of a valid PgServer in a file, with the connection of another."""
     from pgrole_controller.controller.declaration import declare
 
-    declared = declare(_pack_filed(obj), read_pgserver(obj), ())
+    declared = declare(_pack_unapplied(obj), read_pgserver(obj), ())
     return replace(declared, endpoint=connected.endpoint, address=connected.address)
 
 
-async def connect_filed_server(client: "Client", obj: dict[str, Any], own_namespace: str) -> ServerConfig:
+async def declare_with_credentials(client: "Client", obj: dict[str, Any], own_namespace: str) -> ServerConfig:
     """The server of a valid PgServer in a file, whose connection must be that of the PgServer in the cluster.
 
     Otherwise a file that no one has applied would decide which host gets the credentials in the cluster's Secret.
@@ -192,12 +192,12 @@ async def connect_filed_server(client: "Client", obj: dict[str, Any], own_namesp
     declared, applied = (one.spec.connection.model_dump(by_alias=True) for one in (read_pgserver(obj), found[1]))
     differing = [f"spec.connection.{field}" for field in declared if declared[field] != applied[field]]
     if differing:
-        which = f'PgServer "{name}" has another {" and ".join(differing)} in the cluster'
+        which = f'{" and ".join(differing)} of PgServer "{name}" is not as in the cluster'
         raise Refused(Reason.SERVER_NOT_READY, f"{which}, so the host in the file gets no credentials: {remedy}")
-    return await _read_declaration(client, _pack_filed(obj), own_namespace)
+    return await _read_declaration(client, _pack_unapplied(obj), own_namespace)
 
 
-def _pack_filed(obj: dict[str, Any]) -> Stored:
+def _pack_unapplied(obj: dict[str, Any]) -> Stored:
     return pack({**obj, "metadata": {"resourceVersion": "", **obj["metadata"], "uid": ""}})
 
 

@@ -240,14 +240,14 @@ class ServerWorker:
             tasks.cancel_scope.cancel()
 
     def _withdraw_others(self, system_identifier: int) -> None:
-        """Withdraws the roles of another server that had this name or address before, and forgets its drifts. New
-        servers give the same oids to their first roles, so what was found there would count as an answer about this
-        server.
+        """Withdraws the roles of another server that had this name or address before, and forgets what was found and
+        applied there. New servers give the same oids to their first roles, so what was found there would count as an
+        answer about this server.
         """
         if self._system_identifier != system_identifier:
             self._system_identifier = system_identifier
             self._context.grantees.withdraw_all(self.server.name)
-            self.databases.forget_drifts()
+            self.databases.forget_server()
             self.attributor.forget()
 
     def _calm_until(self) -> float:

@@ -71,7 +71,7 @@ async def test_the_role_of_a_refused_object_gains_nothing_until_that_is_accepted
     plain = world.declare(READ)
     async with world.working():
         await world.wait_settled()
-        world.grantees.publish(SERVER, replace(plain, refused=Refusal.ACCEPTED))
+        world.grantees.publish(SERVER, replace(plain, refused=Refusal.KNOWN))
         await world.wait_settled()
         other = world.declare_other(READ)
         await world.hand.execute(f"REVOKE SELECT ON app.orders FROM {world.role}; CREATE TABLE app.invoices (id int)")

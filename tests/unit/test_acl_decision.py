@@ -748,7 +748,7 @@ class TestDefaults:
 class TestDecisionsForRefusedObjects:
     """The role gains nothing, and loses what others granted."""
 
-    REFUSED = replace(grantee(replace(READ, created_by=("own",))), refused=Refusal.ACCEPTED)
+    REFUSED = replace(grantee(replace(READ, created_by=("own",))), refused=Refusal.KNOWN)
     ACCEPTED = replace(REFUSED, refused=None)
     OLD, NEW, BOTH = make("old"), make("new", oid=20001), make("both", oid=20002)
     SEEN = observe((OLD, ()), (NEW, ()), (BOTH, (entry("SELECT"), entry("DELETE"))))
@@ -782,10 +782,10 @@ class TestDecisionsForRefusedObjects:
         later = decide_privileges(self.ACCEPTED, self.SEEN, accepted.applied, new_objects=frozenset())
         assert len(later.drift) == 5
 
-    @pytest.mark.parametrize("refused", [None, Refusal.ACCEPTED])
+    @pytest.mark.parametrize("refused", [None, Refusal.KNOWN])
     def test_what_drift_policy_leaves_is_never_granted_after_a_refusal(self, refused: Refusal | None) -> None:
         reporting = replace(self.ACCEPTED, report_only=True, refused=refused)
-        applied = decide(replace(reporting, refused=Refusal.ACCEPTED), self.SEEN, new=frozenset({self.NEW.id})).applied
+        applied = decide(replace(reporting, refused=Refusal.KNOWN), self.SEEN, new=frozenset({self.NEW.id})).applied
         observed = replace(self.SEEN, defaults=None)
         decision = decide_privileges(reporting, observed, applied, new_objects=frozenset({self.NEW.id}))
         assert texts(decision) == ([] if refused else ["GRANT SELECT ON TABLE app.new TO reader"])
@@ -804,7 +804,7 @@ class TestDecisionsForRefusedObjects:
         assert (texts(nothing), nothing.applied, nothing.confirmed) == ([], "", False)
 
     def test_columns_that_a_revoke_takes_are_granted_again(self) -> None:
-        one = replace(grantee(of_objects(table("SELECT", "id"))), refused=Refusal.ACCEPTED)
+        one = replace(grantee(of_objects(table("SELECT", "id"))), refused=Refusal.KNOWN)
         held = (TABLE, (entry("SELECT"), entry("SELECT", "id")))
         assert texts(decide(one, observe(held, columns=("id",)))) == [
             "REVOKE SELECT ON TABLE app.orders FROM reader",

@@ -418,15 +418,15 @@ def test_an_image_of_another_version_is_reported_unless_only_its_digest_is_known
     assert found.state is state
 
 
-@pytest.mark.parametrize(("alone", "replicas"), [({"d"}, 2), ({"c"}, 1)])
-def test_without_leader_election_one_replica_is_suggested(alone: set[str], replicas: int) -> None:
-    [found] = cluster_findings.judge_deployment([deployment("c:0.3.0", 0)], "n", "0.3.0", alone)
+@pytest.mark.parametrize(("unelected", "replicas"), [({"d"}, 2), ({"c"}, 1)])
+def test_without_leader_election_one_replica_is_suggested(unelected: set[str], replicas: int) -> None:
+    [found] = cluster_findings.judge_deployment([deployment("c:0.3.0", 0)], "n", "0.3.0", unelected)
     assert [one.command for one in found.remedies] == [f"kubectl -n n scale deployment c --replicas={replicas}"]
 
 
-@pytest.mark.parametrize(("alone", "state"), [({"d"}, OK), ({"c"}, PROBLEM)])
-def test_several_ready_replicas_without_leader_election_are_a_problem(alone: set[str], state: FindingState) -> None:
-    [found] = cluster_findings.judge_deployment([deployment("c:0.3.0", 2)], "n", "0.3.0", alone)
+@pytest.mark.parametrize(("unelected", "state"), [({"d"}, OK), ({"c"}, PROBLEM)])
+def test_several_ready_replicas_without_leader_election_are_a_problem(unelected: set[str], state: FindingState) -> None:
+    [found] = cluster_findings.judge_deployment([deployment("c:0.3.0", 2)], "n", "0.3.0", unelected)
     assert found.state is state
     if state is PROBLEM:
         assert "leader election is off" in found.text

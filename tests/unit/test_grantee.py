@@ -75,7 +75,7 @@ def test_the_digest_changes_with_the_namespaces_roles_only_for_an_adoptee() -> N
 
 
 def test_a_result_from_before_a_refusal_is_no_answer_after_it() -> None:
-    refused = replace(GRANTEE, refused=Refusal.ACCEPTED)
+    refused = replace(GRANTEE, refused=Refusal.KNOWN)
     assert refused.digest_of("orders") == GRANTEE.digest_of("orders")
     assert refused.drift_options != GRANTEE.drift_options
 
@@ -87,7 +87,7 @@ def test_a_result_from_before_a_refusal_is_no_answer_after_it() -> None:
         (GRANTEE, False),
         (replace(GRANTEE, generation=2), True),
         (replace(GRANTEE, suspended=True), True),
-        (replace(GRANTEE, refused=Refusal.ACCEPTED), True),
+        (replace(GRANTEE, refused=Refusal.KNOWN), True),
         (GRANTEE.with_owned(frozenset({1, 2, 3})), False),
         (replace(GRANTEE, owned=frozenset({1, 2, 3})), False),
         (GRANTEE.with_owned(frozenset({1})), True),

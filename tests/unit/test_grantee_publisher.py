@@ -272,7 +272,7 @@ class TestPublishingRefusedObjects:
         (grantee,) = scene.grantees.published("main")
         assert (grantee.declared, grantee.former) == ({"orders": ORDERS}, {})
         is_unknown = restarted and not server.keeps_privileges
-        assert grantee.refused is (Refusal.UNKNOWN if is_unknown else Refusal.ACCEPTED)
+        assert grantee.refused is (Refusal.UNKNOWN if is_unknown else Refusal.KNOWN)
         outcome = attempt.conclude().outcome
         assert outcome is not None
         assert outcome.reason is Reason.NOT_ALLOWED
@@ -290,7 +290,7 @@ class TestPublishingRefusedObjects:
         (grantee,) = scene.grantees.published("main")
         assert (grantee.declared, grantee.former) == ({"orders": ORDERS}, {})
         may_be_former = restarted and ORDERS.database not in {one.database for one in asked}
-        assert grantee.refused is (Refusal.UNKNOWN if may_be_former else Refusal.ACCEPTED)
+        assert grantee.refused is (Refusal.UNKNOWN if may_be_former else Refusal.KNOWN)
 
     @pytest.mark.parametrize("asked", [(LAKE,), (ORDERS, LAKE)])
     async def test_a_database_that_was_given_up_stays_so(
@@ -303,7 +303,7 @@ class TestPublishingRefusedObjects:
             await scene.reconcile(target(*asked, role=self.BEYOND), see(kept))
             (grantee,) = scene.grantees.published("main")
             assert (grantee.declared, grantee.former) == ({"lake": LAKE}, self.KEPT)
-            assert grantee.refused is Refusal.ACCEPTED
+            assert grantee.refused is Refusal.KNOWN
 
     async def test_of_what_the_claim_holds_the_latest_is_published(self, scene: GranteeScene) -> None:
         await scene.reconcile(target(ORDERS, role=self.BEYOND), see({"orders": (MORE, ORDERS)}))
@@ -330,7 +330,7 @@ class TestPublishingRefusedObjects:
     async def test_a_spec_that_postgresql_rejects_is_refused_too(self, scene: GranteeScene) -> None:
         rejected = Transient(Reason.DATABASE_ERROR, "x")
         await scene.reconcile(target(ORDERS), see(self.KEPT), SERVER, Plan("app"), failure=rejected)
-        assert [one.refused for one in scene.grantees.published("main")] == [Refusal.ACCEPTED]
+        assert [one.refused for one in scene.grantees.published("main")] == [Refusal.KNOWN]
 
     async def test_a_failure_that_passes_refuses_nothing(self, scene: GranteeScene) -> None:
         failure = Transient(Reason.PROGRESSING, "another transaction was first")
@@ -341,14 +341,14 @@ class TestPublishingRefusedObjects:
         failure = Transient(Reason.PROGRESSING, "another transaction was first")
         beyond = target(ORDERS, role=self.BEYOND)
         await scene.reconcile(beyond, see(self.KEPT), SERVER, Plan("app"), failure=failure)
-        assert [one.refused for one in scene.grantees.published("main")] == [Refusal.ACCEPTED]
+        assert [one.refused for one in scene.grantees.published("main")] == [Refusal.KNOWN]
 
     async def test_a_process_that_takes_over_without_kubernetes_publishes_it_as_refused(
         self, scene: GranteeScene
     ) -> None:
         barred = replace(target(ORDERS), policy=replace(POLICY, admitted=False))
         await scene.reconcile(barred, see(self.KEPT), replace(SERVER, away=True))
-        assert [one.refused for one in scene.grantees.published("main")] == [Refusal.ACCEPTED]
+        assert [one.refused for one in scene.grantees.published("main")] == [Refusal.KNOWN]
 
     async def test_it_can_still_be_deleted_with_its_role(self, scene: GranteeScene) -> None:
         await scene.reconcile(target(ORDERS, role=self.BEYOND), see(self.KEPT))

@@ -190,7 +190,7 @@ class ClusterWithCredentials(EmptyCluster):
         return json.dumps({"metadata": metadata, "type": "Opaque", "data": data}).encode()
 
 
-async def plan_with_filed_server(
+async def plan_with_server_in_file(
     monkeypatch: pytest.MonkeyPatch, name: str, **connection: Any
 ) -> tuple[ClusterWithCredentials, ServerConfig, str]:
     """Returns the cluster, the server of an object beside a PgServer with these values, and what is wrong with it."""
@@ -214,10 +214,10 @@ async def plan_with_filed_server(
     return cluster, config, config.problem.message if config.problem else ""
 
 
-async def test_a_filed_server_with_the_connection_of_the_applied_one_is_read_with_the_filed_policy(
+async def test_a_server_in_a_file_with_the_connection_of_the_applied_one_has_the_policy_of_the_file(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    _, config, problem = await plan_with_filed_server(monkeypatch, "main", port=5432)
+    _, config, problem = await plan_with_server_in_file(monkeypatch, "main", port=5432)
     assert not problem
     assert config.endpoint is not None
     assert (config.address.host, config.address.port) == ("pg.example", 5432)
@@ -241,15 +241,17 @@ async def test_a_filed_server_with_the_connection_of_the_applied_one_is_read_wit
 async def test_a_filed_connection_that_is_not_applied_gets_no_credentials_of_the_cluster(
     monkeypatch: pytest.MonkeyPatch, connection: dict[str, Any], field: str
 ) -> None:
-    cluster, config, problem = await plan_with_filed_server(monkeypatch, "main", **connection)
-    assert problem.startswith(f'PgServer "main" has another spec.connection.{field} in the cluster')
+    cluster, config, problem = await plan_with_server_in_file(monkeypatch, "main", **connection)
+    assert problem.startswith(f'spec.connection.{field} of PgServer "main" is not as in the cluster')
     assert problem.endswith("name the connection with --dsn or PGROLE_DSN")
     assert config.endpoint is None
     assert not {"pg", "other", "ca"}.intersection(cluster.asked)
 
 
-async def test_a_filed_server_that_is_not_in_the_cluster_gets_no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster, config, problem = await plan_with_filed_server(monkeypatch, "new")
+async def test_a_server_that_is_only_in_a_file_gets_no_credentials(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster, config, problem = await plan_with_server_in_file(monkeypatch, "new")
     assert problem.startswith('PgServer "new" is not in the cluster')
     assert problem.endswith("name the connection with --dsn or PGROLE_DSN")
     assert config.endpoint is None

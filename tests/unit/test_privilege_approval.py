@@ -57,7 +57,7 @@ def offered(**values: object) -> Approval:
 
 def test_nothing_is_offered_while_the_object_is_refused() -> None:
     """What the role misses could not be granted."""
-    one = consider(reporting(refused=Refusal.ACCEPTED))
+    one = consider(reporting(refused=Refusal.KNOWN))
     assert [difference.privilege for difference in one.decision.reported] == ["DELETE"]
     assert one.role.offer is None
 

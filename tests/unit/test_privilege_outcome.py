@@ -58,7 +58,7 @@ LAKE, ORDERS = result("lake"), result("orders")
 
 
 def test_status_shows_no_database_as_declared_while_the_object_is_refused() -> None:
-    refused = known(LAKE, result("orders", reported=("x",)), grantee=replace(GRANTEE, refused=Refusal.ACCEPTED))
+    refused = known(LAKE, result("orders", reported=("x",)), grantee=replace(GRANTEE, refused=Refusal.KNOWN))
     assert [(one["ready"], one["reason"]) for one in refused.describe()] == [
         (False, "PrivilegePending"),
         (False, "DriftReported"),

@@ -135,7 +135,7 @@ def test_a_refused_revoke_of_a_table_covers_the_grant_option_on_a_column_that_it
 def test_a_mark_of_what_is_as_declared_goes_whatever_keeps_other_changes_back(kind: str, hindrance: str) -> None:
     """What is granted again, or revoked, counted as what had waited: it was corrected under policy Report, too."""
     accepted, fresh = of_kind(kind), make("fresh", oid=20002)
-    one = replace(accepted, refused=Refusal.ACCEPTED) if hindrance == "a refused object" else accepted
+    one = replace(accepted, refused=Refusal.KNOWN) if hindrance == "a refused object" else accepted
     foreign, held, drifting = entry("DELETE", grantor=DELEGATE), entry("SELECT"), (TABLE, (entry("INSERT"),))
     errors = AppliedAcls({OTHER.id: LASTING, fresh.id: LASTING}, {OTHER.id: {(ME, True): LASTING}})
     waiting = stored(attempt(accepted, observe((OTHER, (foreign,)), (fresh, ())), failed=errors))
@@ -162,7 +162,7 @@ def test_a_mark_of_what_is_as_declared_goes_whatever_keeps_other_changes_back(ki
 def test_what_waits_for_something_else_while_the_object_is_refused_still_waits_afterwards(kind: str) -> None:
     accepted = of_kind(kind, of_objects(table("SELECT", name="orders")))
     applied = stored(attempt(accepted, replace(observe(), schemas=frozenset())))
-    applied = stored(attempt(replace(accepted, refused=Refusal.ACCEPTED), observe(), applied))  # the schema exists
+    applied = stored(attempt(replace(accepted, refused=Refusal.KNOWN), observe(), applied))  # the schema exists
     then = decide(accepted, observe((TABLE, ())), applied)
     assert texts(then) == ["GRANT SELECT ON TABLE app.orders TO reader"]
     assert then.drift == ()

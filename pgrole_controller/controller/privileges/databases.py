@@ -193,8 +193,8 @@ class Databases:
         """Has the next call of `take_unstored` return these again, at most MOST_RECORDED."""
         self._unstored = [*self._unstored, *drifts][-MOST_RECORDED:]
 
-    def forget_drifts(self) -> None:
-        """Forgets what was found, and applied, on another server, recorded or not."""
+    def forget_server(self) -> None:
+        """Forgets the drifts, recorded or not, and what was applied: they were another server's."""
         self._unstored, self._left, self._remembered = [], set(), {}
 
     def take_left(self) -> set[str]:

@@ -211,7 +211,7 @@ def _find_grantee(one: Attempt, before: Grantee | None, server: Server) -> Grant
     if any(_is_protected(name, role.oid, one.target.policy, server) for name in names):
         return None
     if one.is_refused:
-        made = _find_accepted(made, before, kept, server)
+        made = _find_last_accepted(made, before, kept, server)
         return made if made.databases else None
     if _may_be_published(one, made, kept, server):
         return made if made.databases else None
@@ -227,7 +227,7 @@ def _is_protected(name: str, oid: int, policy: Policy, server: Server) -> bool:
     return protection(policy, name, oid, server.own_roles) is not None
 
 
-def _find_accepted(made: Grantee, before: Grantee | None, kept: KeptPrivileges, server: Server) -> Grantee:
+def _find_last_accepted(made: Grantee, before: Grantee | None, kept: KeptPrivileges, server: Server) -> Grantee:
     """Returns what to publish for a refused object: what it last declared while it was accepted. The claim has that,
     whatever this process knows. But it does not tell which databases had been given up.
     """
@@ -236,11 +236,11 @@ def _find_accepted(made: Grantee, before: Grantee | None, kept: KeptPrivileges, 
         given_up = known.former.keys() - known.declared.keys() if known else set[str]()
         declared = {name: some[0] for name, some in kept.items() if name not in given_up}
         is_certain = known is not None or declared.keys() <= made.declared.keys()
-        refused = Refusal.ACCEPTED if is_certain else Refusal.UNKNOWN
+        refused = Refusal.KNOWN if is_certain else Refusal.UNKNOWN
         return replace(made, declared=declared, former=former_of(declared, kept), refused=refused)
     if known is None:
         return replace(made, refused=Refusal.UNKNOWN)
-    return replace(_with_terms(known, made), refused=Refusal.ACCEPTED)
+    return replace(_with_terms(known, made), refused=Refusal.KNOWN)
 
 
 def _is_unknown(before: Grantee) -> bool:

@@ -167,10 +167,10 @@ def judge_clock(server_time: datetime, now: datetime) -> Finding:
 
 
 def judge_deployment(
-    deployments: Sequence[Mapping[str, Any]], namespace: str, version: str, alone: Collection[str] = ()
+    deployments: Sequence[Mapping[str, Any]], namespace: str, version: str, unelected: Collection[str] = ()
 ) -> list[Finding]:
-    """Those with the controller's label in its namespace. `version`: of this program. `alone`: the names of those whose
-    processes elect no leader.
+    """Those with the controller's label in its namespace. `version`: of this program. `unelected`: the names of those
+    whose processes elect no leader.
     """
     check = "deployment"
     if not deployments:
@@ -186,10 +186,10 @@ def judge_deployment(
         image = find_image(deployment)
         text = f"{name}: {ready} of {wanted} replicas ready, image {image or 'unknown'}"
         logs = f"kubectl -n {quote(namespace)} describe deployment {quote(name)}"
-        several = wanted > 1 and name in alone
+        several = wanted > 1 and name in unelected
         if wanted == 0 or several:
             text += "; leader election is off, so each of them acts as if it were the only one" if several else ""
-            replicas = 1 if name in alone else 2
+            replicas = 1 if name in unelected else 2
             scale = f"kubectl -n {quote(namespace)} scale deployment {quote(name)} --replicas={replicas}"
             findings.append(Finding(CLUSTER, check, PROBLEM, text, shell(scale)))
         elif ready < wanted:

@@ -96,7 +96,7 @@ class DatabaseTurn:
 
 def choose_turn(databases: Iterable[PolledDatabase], pace: TurnPace, now: float) -> DatabaseTurn | None:
     """Returns the next turn, which may be later than now; None: no database is to have one."""
-    turns = [(_find_turn(one, pace), one.served_at) for one in _begin_in_time(databases)]
+    turns = [(_find_turn(one, pace), one.served_at) for one in _advance_first(databases)]
     ready = [
         (pace.last.get(turn.kind, -math.inf), turn.kind, served_at, turn.name, turn)
         for turn, served_at in turns
@@ -107,14 +107,16 @@ def choose_turn(databases: Iterable[PolledDatabase], pace: TurnPace, now: float)
     return min((turn for turn, _ in turns), key=lambda turn: turn.at, default=None)
 
 
-def _begin_in_time(databases: Iterable[PolledDatabase]) -> list[PolledDatabase]:
-    """Where many are due at about the same time, the first one is due sooner, so that the last one is not late."""
+def _advance_first(databases: Iterable[PolledDatabase]) -> list[PolledDatabase]:
+    """Returns them with an earlier `due` for the first, if many are due at about the same time, so that the last is not
+    late.
+    """
     some = sorted(databases, key=lambda one: (one.takes == 0.0, one.due))
     due, before = math.inf, 0.0
     for one in some:
         if one.takes > 0.0:
             due, before = min(due, one.due - before), before + one.takes
-    return [replace(one, due=due) if one.takes > 0.0 else one for one in some[:1]] + some[1:]
+    return [replace(some[0], due=due), *some[1:]] if before > 0.0 else some
 
 
 def _find_turn(one: PolledDatabase, pace: TurnPace) -> DatabaseTurn:

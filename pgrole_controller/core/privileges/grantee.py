@@ -100,10 +100,10 @@ class Takeover(StrEnum):
 
 
 class Refusal(StrEnum):
-    """What is published for an object that is refused."""
+    """What is known of the declaration that is published for a refused object: the one before."""
 
-    ACCEPTED = "Accepted"  # what it declared before
-    UNKNOWN = "Unknown"  # what it may have declared before: only a database knows whether that was ever applied
+    KNOWN = "Known"  # it was accepted
+    UNKNOWN = "Unknown"  # it may have been: only a database knows whether it was ever applied
 
 
 @dataclass(frozen=True, slots=True)
