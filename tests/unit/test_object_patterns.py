@@ -387,8 +387,6 @@ def test_many_names_in_many_schemas_are_looked_up_at_once(kind: ObjectKind) -> N
     compiled = CompiledPrivileges(DatabasePrivileges("orders", objects=objects), 180000)
     with within_a_callback():
         for schema in range(600):
-            for name, has in (("name_1999", True), ("name_2000", False)):
-                obj = DatabaseObject(
-                    ObjectId("pg_class", 20_000), kind, f"s{schema}", name, 1, "owner", end.strip("()")
-                )
-                assert bool(compiled.wanted(obj)) is has
+            name, has = ("name_1999", True) if schema % 2 else ("name_2000", False)
+            obj = DatabaseObject(ObjectId("pg_class", 20_000), kind, f"s{schema}", name, 1, "owner", end.strip("()"))
+            assert bool(compiled.wanted(obj)) is has
