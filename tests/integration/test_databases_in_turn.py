@@ -543,13 +543,13 @@ async def test_what_failed_is_tried_again_in_a_turn_of_its_own(
 async def test_more_entries_that_cannot_be_revoked_than_a_turn_has_time_for_keep_no_drift_from_being_reported(
     three: DatabasesWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(acl_batches, "DIVIDING_SECONDS", 0.15)
+    monkeypatch.setattr(acl_batches, "DIVIDING_SECONDS", 0.3)
     monkeypatch.setattr(read_pace, "LOCK_RETRY", Backoff(0.3, 0.3))
     last, delegate = three.names[-1], f"{three.role}_delegate"
     hand = three.hands[last]
     await hand.execute(f"""
         CREATE ROLE {delegate}; GRANT USAGE ON SCHEMA app TO {delegate};
-        DO $$ BEGIN FOR i IN 1..40 LOOP EXECUTE format('CREATE TABLE app.stuck_%s ()', i); END LOOP; END $$;
+        DO $$ BEGIN FOR i IN 1..80 LOOP EXECUTE format('CREATE TABLE app.stuck_%s ()', i); END LOOP; END $$;
         GRANT INSERT ON ALL TABLES IN SCHEMA app TO {delegate} WITH GRANT OPTION;
         SET ROLE {delegate}; GRANT INSERT ON ALL TABLES IN SCHEMA app TO {three.role}; RESET ROLE;
         ALTER ROLE {delegate} SUPERUSER

@@ -256,7 +256,9 @@ async def test_a_folder_that_cannot_be_written_is_named(
     (tmp_path / "file").touch()
     monkeypatch.setenv("PGROLE_DSN", made.dsn)
     assert await _run("export", "--roles", "gitlab", "--output-dir", str(tmp_path / "file")) == 1
-    assert capsys.readouterr().err == f"pgrole-controller: File exists: '{tmp_path / 'file'}'\n"
+    errors = capsys.readouterr().err  # before PostgreSQL 15 also what everyone may in schema public
+    assert f"pgrole-controller: File exists: '{tmp_path / 'file'}'\n" in errors
+    assert "Traceback" not in errors
 
 
 async def test_standard_output_is_yaml(

@@ -84,6 +84,7 @@ async def test_privileges_are_kept_by_events_that_no_notification_announces(serv
             await world.wait_may("UPDATE", "app.orders", expected=False)
 
 
+@since_17
 async def test_events_are_used_once_notifications_arrive(
     world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
