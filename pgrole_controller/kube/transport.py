@@ -91,7 +91,8 @@ class Reachability:
         """
         if status >= 500:
             self.note_failure()
-        if status == 429 or status >= 500 or (self._away and status in (401, 403)):
+            return
+        if status == 429 or (self._away and status in (401, 403)):
             return
         self._answered_at = self._clock()
         if self._away:

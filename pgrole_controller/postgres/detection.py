@@ -102,8 +102,12 @@ async def _await_delivery(endpoint: Endpoint, found: Capabilities, seconds: floa
     while True:
         await anyio.sleep(seconds)
         with suppress(PgRoleError):
-            async with _watching(endpoint, found, *3 * [lambda _names: None]):
+            async with _watching(endpoint, found, _ignore, _ignore, _ignore):
                 return
+
+
+def _ignore(_names: tuple[str, ...] | None) -> None:
+    """An OnChange that does nothing."""
 
 
 @asynccontextmanager

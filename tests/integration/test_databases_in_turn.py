@@ -765,7 +765,7 @@ async def test_a_creator_that_is_renamed_is_missed_at_once(
 async def test_a_creator_that_keeps_its_name_causes_no_reads(
     three: DatabasesWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A change of the role that creates a team's objects would read the whole database for each role that names it."""
+    """Otherwise, each change of the role that creates a team's objects would cause a complete read for every reader."""
     creator = f"{three.role}_creator"
     policy = replace(POLICY, rules=(PrivilegeRule(), PrivilegeRule(owned_by=(creator,))))
     declared = {name: DatabasePrivileges(name, schemas=(READ,), created_by=(creator,)) for name in three.names}

@@ -176,7 +176,7 @@ async def test_credentials_that_do_not_exist_may_be_in_another_namespace() -> No
 
 
 class ClusterWithCredentials(EmptyCluster):
-    """Has the Secret of the credentials as well. `asked`: what was read."""
+    """A cluster that also has the Secret of the credentials. `asked`: what was read from it."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []

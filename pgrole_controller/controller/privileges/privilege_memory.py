@@ -29,8 +29,8 @@ class PrivilegeMemory:
     """`database`: its oid, once a session had one. `applied`: by oid of the role, where the database stores nothing.
     `repaired_at`: when the last correction of a drift was committed, on the loop's clock. `with_columns`: oids of
     tables with declared columns. `absent_creators`: roles that declarations name and that do not exist. `adoptees`:
-    reads for these. `largest_acl`: at the last complete read. `failed`: what could not be
-    changed, on this connection or earlier ones.
+    reads for these. `largest_acl`: at the last complete read. `failed`: what could not be changed, on this connection
+    or earlier ones.
     """
 
     database: int | None = None

@@ -110,6 +110,14 @@ def mark_denied(obj: DatabaseObject, privilege: str, *, literal: bool) -> str:
 ObjectMark: TypeAlias = tuple[int, str, str, bool]
 
 
+def _denied_on(obj: DatabaseObject, privilege: str, *, literal: bool) -> ObjectMark:
+    return obj.id.oid, obj.id.catalog, privilege, literal
+
+
+def _column_of(obj: DatabaseObject, column: str) -> ObjectMark:
+    return obj.id.oid, "", column, False
+
+
 def _spell(mark: ObjectMark) -> str:
     oid, catalog, name, literal = mark
     return f"denied {name} {catalog} {oid} {literal}" if catalog else f"column {oid} {name}"
@@ -117,11 +125,11 @@ def _spell(mark: ObjectMark) -> str:
 
 def mark_denied_object(obj: DatabaseObject, privilege: str, *, literal: bool) -> str:
     """Of this object alone, whatever the policy depends on."""
-    return _spell((obj.id.oid, obj.id.catalog, privilege, literal))
+    return _spell(_denied_on(obj, privilege, literal=literal))
 
 
 def mark_column(obj: DatabaseObject, column: str) -> str:
-    return _spell((obj.id.oid, "", column, False))
+    return _spell(_column_of(obj, column))
 
 
 def mark_schema(schema: str) -> str:
@@ -198,10 +206,10 @@ class PendingNames:
 
     def add_possible_column(self, obj: DatabaseObject, column: str) -> None:
         """A column that a pattern asks for where it exists: no message names it."""
-        self._add_on_object(obj, (obj.id.oid, "", column, False))
+        self._add_on_object(obj, _column_of(obj, column))
 
     def add_denied_on(self, obj: DatabaseObject, privilege: str, denial: Denial, *, literal: bool) -> None:
-        own = (obj.id.oid, obj.id.catalog, privilege, literal)
+        own = _denied_on(obj, privilege, literal=literal)
         self._add_on_object(obj, own)
         others = () if self._only is None else (_spell(own), *marks_of_absent(obj))
         self.add_denied(denial, mark_denied(obj, privilege, literal=literal), *others)
