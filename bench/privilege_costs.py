@@ -28,10 +28,17 @@ _READ_PAUSE = 0.02
 _SETTLE_SECONDS = 3.0
 _CONNECT_SECONDS = 60.0
 _COMPLETE_READS = 7
+_SAMPLE_PAUSE = 0.002
 
 #: The connections of the controller to the measured database, at most one.
 _OURS = f"""
 SELECT pid FROM pg_stat_activity WHERE datname = '{DATABASE}' AND application_name LIKE 'pgrole-controller%'
+"""
+
+#: The age in milliseconds of the controller's transaction in the measured database, if it has written.
+_WRITING = f"""
+SELECT 1000 * extract(epoch FROM clock_timestamp() - xact_start)::float8 AS age FROM pg_stat_activity
+WHERE datname = '{DATABASE}' AND application_name LIKE 'pgrole-controller%' AND backend_xid IS NOT NULL
 """
 
 #: Whether the event triggers run; {} stands for ENABLE ALWAYS or DISABLE.
@@ -229,21 +236,33 @@ def _parent(pid: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class FirstGrant:
-    """`seconds` until all is Ready, `failed`: statements of others that failed meanwhile, of `tried`."""
+    """`seconds` until all is Ready, `failed`: statements of others that failed meanwhile, of `tried`.
+
+    `longest`: the longest transaction in milliseconds in which the controller wrote, as others see it.
+    """
 
     seconds: float
     tried: int
     failed: int
+    longest: float
 
 
 async def measure_first_grant(stand: PrivilegeStand) -> FirstGrant:
     """Declares the first reader, of every table, while another client alters the tables."""
-    counts = {"tried": 0, "failed": 0}
+    counts, ages = {"tried": 0, "failed": 0}, [0.0]
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_alter, stand, counts)
+        tasks.start_soon(_sample_transactions, stand, ages)
         seconds = await stand.declare(0, 1)
         tasks.cancel_scope.cancel()
-    return FirstGrant(seconds, counts["tried"], counts["failed"])
+    return FirstGrant(seconds, counts["tried"], counts["failed"], max(ages))
+
+
+async def _sample_transactions(stand: PrivilegeStand, ages: list[float]) -> None:
+    async with stand.connect() as client:
+        while True:
+            ages += [row["age"] for row in await client.fetch(_WRITING)]
+            await anyio.sleep(_SAMPLE_PAUSE)
 
 
 async def _alter(stand: PrivilegeStand, counts: dict[str, int]) -> None:
