@@ -35,10 +35,13 @@ _OURS = f"""
 SELECT pid FROM pg_stat_activity WHERE datname = '{DATABASE}' AND application_name LIKE 'pgrole-controller%'
 """
 
-#: The age in milliseconds of the controller's transaction in the measured database, if it has written.
-_WRITING = f"""
-SELECT 1000 * extract(epoch FROM clock_timestamp() - xact_start)::float8 AS age FROM pg_stat_activity
-WHERE datname = '{DATABASE}' AND application_name LIKE 'pgrole-controller%' AND backend_xid IS NOT NULL
+#: The age in milliseconds of the controller's transaction, if it has locked tables of others.
+_LOCKING = f"""
+SELECT 1000 * extract(epoch FROM clock_timestamp() - xact_start)::float8 AS age FROM pg_stat_activity AS a
+WHERE datname = '{DATABASE}' AND application_name LIKE 'pgrole-controller%' AND EXISTS (
+    SELECT FROM pg_locks AS l JOIN pg_class AS c ON c.oid = l.relation
+    WHERE l.pid = a.pid AND l.mode = 'ShareUpdateExclusiveLock' AND c.relnamespace = '{SCHEMA}'::regnamespace
+)
 """
 
 #: Whether the event triggers run; {} stands for ENABLE ALWAYS or DISABLE.
@@ -238,7 +241,7 @@ def _parent(pid: int) -> int:
 class FirstGrant:
     """`seconds` until all is Ready, `failed`: statements of others that failed meanwhile, of `tried`.
 
-    `longest`: the longest transaction in milliseconds in which the controller wrote, as others see it.
+    `longest`: of the controller's transactions that lock tables of others, in milliseconds.
     """
 
     seconds: float
@@ -261,7 +264,7 @@ async def measure_first_grant(stand: PrivilegeStand) -> FirstGrant:
 async def _sample_transactions(stand: PrivilegeStand, ages: list[float]) -> None:
     async with stand.connect() as client:
         while True:
-            ages += [row["age"] for row in await client.fetch(_WRITING)]
+            ages += [row["age"] for row in await client.fetch(_LOCKING)]
             await anyio.sleep(_SAMPLE_PAUSE)
 
 

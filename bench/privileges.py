@@ -100,7 +100,7 @@ async def _measure(of: PrivilegeStand, sizes: Sizes) -> list[PrivilegeLine]:
     await of.stand.start_controller()
     first = await measure_first_grant(of)
     note("first grant on every table, s until Ready", f"{first.seconds:.2f}", "≤ 5 at 10,000")
-    note("the longest transaction of it, ms", f"{first.longest:.0f}", "≤ 50")
+    note("the longest transaction that locks tables meanwhile, ms", f"{first.longest:.0f}", "≤ 50")
     note("others' ALTER TABLE that failed meanwhile", f"{first.failed} of {first.tried}", "0")
     await of.declare(1)
     await settle(of.stand)
