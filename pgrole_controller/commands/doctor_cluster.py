@@ -100,12 +100,13 @@ class ClusterChecks:
     async def _ask_version(self) -> list[Finding]:
         try:
             answer = await self.client.request("GET", "/version", timeout=10)
-            version = str(parse_mapping(answer).get("gitVersion") or "of unknown version")
+            version = parse_mapping(answer).get("gitVersion")
+            text = f"reachable, Kubernetes {str(version)[:60]}" if version else "reachable; its version is unknown"
         except ApiError as error:
             if error.status != 403:
                 raise
-            version = "of hidden version"
-        return [Finding(CLUSTER, "API server", FindingState.OK, f"reachable, Kubernetes {version[:60]}")]
+            text = "reachable; its version is hidden from you"
+        return [Finding(CLUSTER, "API server", FindingState.OK, text)]
 
     async def _ask_clock(self) -> list[Finding]:
         body = {"apiVersion": SELF_REVIEWS.api_version, "kind": "SelfSubjectReview"}

@@ -18,7 +18,7 @@ from pgrole_controller.postgres.schema import VERSION
 
 #: Maximum number of databases whose event triggers are read, one connection after the other.
 MOST_DATABASES = 50
-_HISTORY_UNREAD = "not readable: connect as the controller's role, or as a member of pg_monitor that is no superuser"
+_HISTORY_UNREAD = "not readable: connect as the controller's role, or as a member of pg_monitor that is not a superuser"
 
 
 async def check_server(

@@ -51,11 +51,11 @@ _STATEMENT = 60
 _CELL = 160
 
 _STATUS_LACKS = (
-    "all but the last ten drifts of each PgRole",
-    "of who caused them all but the login: acting role, application, address, statement",
+    "drifts before the last ten of each PgRole",
+    "the author's acting role, application, address and statement",
     "observed values",
 )
-_OTHER_DRIFTS = "drifts of other databases, and of the roles themselves, which the home database has"
+_OTHER_DRIFTS = "drifts of roles, and of other databases: read the home database for these"
 _NAMESPACES = "namespaces of PgRoles, so -n is ignored"
 _SERVER = "The DSN does not say which PgServer it belongs to, so drifts of all are shown: name one with --server."
 
@@ -130,9 +130,14 @@ def _remedy(state: HistoryState, *, home: bool) -> str:
     """`home`: of the home database. What installs the schema there would make another database a second home."""
     if state is HistoryState.FORBIDDEN:
         return "Connect as a member of pg_monitor, or as the controller's role"
-    installer = "pgrole-controller sql" if home else "pgrole-controller sql --database"
-    remedy = f"n administrator can install the schema there with the output of `{installer}`"
-    return spell_commands(f"Connect to the home database, where a{remedy}" if home else f"A{remedy}")
+    if home:
+        remedy = (
+            "Connect to the home database, where an administrator can install the schema there with the output of "
+            "`pgrole-controller sql`"
+        )
+    else:
+        remedy = "An administrator can install the schema there with the output of `pgrole-controller sql --database`"
+    return spell_commands(remedy)
 
 
 async def _read_statuses(

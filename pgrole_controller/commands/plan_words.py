@@ -45,7 +45,7 @@ CLAIMS_UNREADABLE = _CLAIMS_UNSEEN.format(
 )
 CLAIMS_UNSAFE = _CLAIMS_UNSEEN.format(
     "the owner of table pgrole.claim could run code as the login",
-    "connect as the controller's role, or as a login that is no superuser and may read the table",
+    "connect as the controller's role, or as a login that is not a superuser and may read the table",
 )
 
 

@@ -109,7 +109,7 @@ def _listen(arguments: ConsoleArguments) -> socket.socket:
     try:
         return listen(arguments.host, arguments.port, BACKLOG)
     except (OSError, UnicodeError) as error:
-        why = describe_os_error(error) if isinstance(error, OSError) else "no name of a host"
+        why = describe_os_error(error) if isinstance(error, OSError) else "not a valid host name"
         raise CannotServe(f"cannot listen on {arguments.host}:{arguments.port}: {why}") from error
 
 

@@ -101,7 +101,7 @@ _ROLES = {
 }
 _SERVERS = {
     "Reconciled": ReasonAdvice("The controller is connected and keeps the roles of this server.", ""),
-    "Progressing": ReasonAdvice("The controller's first attempt to connect has not ended.", "Wait a moment."),
+    "Progressing": ReasonAdvice("The controller's first attempt to connect has not finished.", "Wait a moment."),
     "Suspended": ReasonAdvice(
         "A superuser suspended all changes on this server.",
         "End the suspension in the database: see docs/running.md, Suspend a server.",

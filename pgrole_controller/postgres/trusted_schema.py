@@ -101,7 +101,7 @@ def explain_unsafe(name: str, database: str, login: str) -> str:
     """What a person can do about a table that is `unsafe`."""
     return (
         f'pgrole.{name} in database "{database}" is not read: its owner, or what was added to it, could run code as '
-        f'"{login}". Connect as the controller\'s role, or as a member of pg_monitor that is no superuser. If that '
+        f'"{login}". Connect as the controller\'s role, or as a member of pg_monitor that is not a superuser. If that '
         "fails too, an administrator must inspect the table"
     )
 

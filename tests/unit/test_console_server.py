@@ -115,7 +115,7 @@ def test_every_address_is_served_with_and_without_ipv6(monkeypatch: pytest.Monke
 def test_an_address_that_cannot_be_used_is_named_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        for host, why in (("127.0.0.1", "Address already in use"), ("a" * 64, "no name of a host")):
+        for host, why in (("127.0.0.1", "Address already in use"), ("a" * 64, "not a valid host name")):
             given = ["--auth", "token", "--host", host, "--hostname", "x", "--port", str(port)]
             with pytest.raises(SystemExit) as ended:
                 main(["console", *given])

@@ -96,7 +96,8 @@ def judge_rights(area: str, role: RoleFacts) -> list[Finding]:
         findings.append(Finding(area, "privileges", WARNING, f"the password of {name} expires within 14 days", remedy))
     if not role.superuser and not role.monitors:
         text = (
-            f"{name} is no member of pg_monitor: it does not see other sessions' statements, so attribution knows less"
+            f"{name} is not a member of pg_monitor: it does not see other sessions' statements, so attribution knows "
+            "less"
         )
         findings.append(Finding(area, "privileges", WARNING, text, sql("GRANT pg_monitor TO {}", role.name)))
     return findings
