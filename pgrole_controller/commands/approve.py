@@ -57,7 +57,7 @@ class ReportedDrift:
     changes: Mapping[str, tuple[str, ...]]
 
     @property
-    def is_same_as(self) -> tuple[object, ...]:
+    def identity(self) -> tuple[object, ...]:
         """Equal for objects that report the same drift."""
         return self.uid, self.generation, self.digest
 
@@ -172,7 +172,7 @@ async def set_approval(client: "Client", drift: ReportedDrift, value: str) -> No
         else:
             return
         shown = drift_of(await _read(client, drift.namespace, drift.name))
-        if shown.is_same_as != drift.is_same_as:
+        if shown.identity != drift.identity:
             break
     raise Refused(
         Reason.DRIFT_REPORTED,
