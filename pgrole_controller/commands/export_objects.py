@@ -12,6 +12,7 @@ from typing import Any
 from pgrole_controller.api.privileges import MOST_DATABASES, MOST_NAMES
 from pgrole_controller.api.reading import Invalid, read_pgrole
 from pgrole_controller.api.validation import is_object_name
+from pgrole_controller.commands.export_yaml import texts_of
 from pgrole_controller.core.desired import desired_role_of
 from pgrole_controller.core.diff import diff, field_names
 from pgrole_controller.core.errors import NOT_UTF8, Reason, Refused
@@ -108,23 +109,12 @@ def make_object(
 
 
 def _is_valid(document: dict[str, Any]) -> bool:
-    if not _is_utf8(document):
+    if any(NOT_UTF8.search(text) for text in texts_of(document)):
         return False
     try:
         desired_role_of(read_pgrole(document))
     except (Invalid, Refused):
         return False
-    return True
-
-
-def _is_utf8(value: object) -> bool:
-    match value:
-        case str():
-            return not NOT_UTF8.search(value)
-        case dict():
-            return all(_is_utf8(one) for item in value.items() for one in item)
-        case list():
-            return all(map(_is_utf8, value))
     return True
 
 

@@ -1,7 +1,7 @@
 """Prints objects as YAML that every parser reads the same way, with comments in front."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import yaml
@@ -41,7 +41,8 @@ def to_yaml(document: dict[str, Any], comments: Iterable[str] = ()) -> str:
         Dumper=_ExportDumper,
         sort_keys=False,
         default_flow_style=False,
-        allow_unicode=_is_printable(document),
+        # no character may act on a terminal or change the direction of writing
+        allow_unicode=all(text.isprintable() for text in texts_of(document)),
         width=_WIDE,
     )
 
@@ -50,13 +51,14 @@ def to_comments(comments: Iterable[str]) -> str:
     return "".join(f"# {make_printable(comment)}\n" if comment else "#\n" for comment in comments)
 
 
-def _is_printable(value: object) -> bool:
-    """Whether no text in it holds a character that could act on a terminal or change the direction of writing."""
+def texts_of(value: object) -> Iterator[str]:
+    """Yields every text of a document, names of fields included."""
     match value:
         case str():
-            return value.isprintable()
+            yield value
         case dict():
-            return all(_is_printable(one) for item in value.items() for one in item)
+            for item in value.items():
+                yield from texts_of(list(item))
         case list():
-            return all(_is_printable(one) for one in value)
-    return True
+            for one in value:
+                yield from texts_of(one)
