@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from pgrole_controller.commands.output import spell_error
-from pgrole_controller.commands.server_reading import ServerChoice, find_server, read_each, reading
+from pgrole_controller.commands.server_reading import DATABASES_AT_ONCE, ServerChoice, find_server, read_each, reading
 from pgrole_controller.core.access.access_origin import Changes, Declarations, LastChange
 from pgrole_controller.core.access.access_report import (
     AccessLine,
@@ -44,9 +44,6 @@ from pgrole_controller.settings import WrongSetting
 
 #: Maximum number of roles shown for one object.
 MOST_USERS = 1000
-
-#: Number of databases read concurrently.
-_AT_ONCE = 4
 
 _TEMPLATE = "a template is read only if --database names it"
 _READ_EVERYTHING = frozenset({PG_READ_ALL_DATA, PG_WRITE_ALL_DATA, PG_MAINTAIN})
@@ -166,7 +163,7 @@ async def look_at_role(choice: ServerChoice, name: str, only: str | None) -> Rol
     found = await read_each(
         _choose(databases, only),
         lambda one: _read_database(endpoint, _judge(graph, one.acl, version), role, declarations, one),
-        _AT_ONCE,
+        DATABASES_AT_ONCE,
     )
     return RoleReport(role, graph, found, declarations)
 

@@ -11,7 +11,7 @@ from pgrole_controller.commands.output import finish
 from pgrole_controller.commands.plan_cluster import ClusterView, created_at, current_namespace, read_cluster
 from pgrole_controller.commands.plan_command import left_out, plan_servers, show
 from pgrole_controller.commands.plan_conclusion import Subject
-from pgrole_controller.commands.plan_model import PlannedAction, PlannedObject, PlanReport, join_reports
+from pgrole_controller.commands.plan_model import PlannedObject, PlanReport, failed_object, join_reports
 from pgrole_controller.commands.server_reading import (
     ServerChoice,
     check_one_server,
@@ -71,13 +71,12 @@ async def diff_cluster(choice: ServerChoice, namespace: str | None, names: Seque
                 reports.append(PlanReport((found,)))
         if choice.server is not None:
             reports.append(await _leave_out(client, left, asked, choice))
+        by_server = {
+            name: some for name, some in by_server.items() if asked is None or any(one.key in asked for one in some)
+        }
         if choice.dsn is not None and choice.server is None:
-            by_server = _on_one_server(by_server, asked)
-        servers = [
-            (await _find(client, name, choice), subjects)
-            for name, subjects in by_server.items()
-            if asked is None or any(one.key in asked for one in subjects)
-        ]
+            check_one_server(by_server)
+        servers = [(await _find(client, name, choice), subjects) for name, subjects in by_server.items()]
         reports += await plan_servers(servers, asked)
     return join_reports(reports)
 
@@ -97,16 +96,7 @@ async def _leave_out(
 
 def _elsewhere(key: Key, server: str, choice: ServerChoice) -> PlannedObject:
     error = Refused(Reason.INVALID_SPEC, f"it is on PgServer {server}, not on {choice.server}: leave out --server")
-    return PlannedObject(str(key), server=server, action=PlannedAction.FAIL, errors=(error,), key=key)
-
-
-def _on_one_server(by_server: dict[str, list[Subject]], asked: frozenset[Key] | None) -> dict[str, list[Subject]]:
-    """Returns the server to which the DSN connects. Raises WrongSetting if the objects name several."""
-    concerned = {
-        name: some for name, some in by_server.items() if asked is None or any(one.key in asked for one in some)
-    }
-    check_one_server(concerned)
-    return concerned
+    return failed_object(key, error, server=server)
 
 
 async def _find(client: "Client", name: str, choice: ServerChoice) -> ServerConfig:
@@ -121,7 +111,7 @@ def _subject(key: Key, obj: dict[str, Any], view: ClusterView) -> Subject | Plan
         pgrole = read_pgrole(obj)
     except Invalid as error:
         refused = Refused(Reason.INVALID_SPEC, str(error))
-        return PlannedObject(str(key), server=server_of(obj), action=PlannedAction.FAIL, errors=(refused,), key=key)
+        return failed_object(key, refused, server=server_of(obj))
     namespace = view.namespaces[key.namespace]
     return Subject(
         key,
@@ -137,4 +127,4 @@ def _subject(key: Key, obj: dict[str, Any], view: ClusterView) -> Subject | Plan
 
 def _missing(key: Key) -> PlannedObject:
     error = Refused(Reason.INVALID_SPEC, f"PgRole {key} does not exist")
-    return PlannedObject(str(key), action=PlannedAction.FAIL, errors=(error,), key=key)
+    return failed_object(key, error)

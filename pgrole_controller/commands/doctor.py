@@ -16,6 +16,7 @@ from pgrole_controller.commands.doctor_cluster import ClusterChecks, ClusterKnow
 from pgrole_controller.commands.doctor_server import check_server
 from pgrole_controller.commands.output import finish, make_console, render_document, spell_error, write_document
 from pgrole_controller.commands.server_reading import (
+    SERVERS_AT_ONCE,
     ServerChoice,
     at_dsn,
     of_dsn,
@@ -36,9 +37,6 @@ from pgrole_controller.settings import WrongSetting, read_settings
 
 if TYPE_CHECKING:
     from pgrole_controller.kube.client import Client
-
-#: Servers that are checked at once: one that does not answer takes five seconds.
-MOST_AT_ONCE = 8
 
 _SIGNS = {FindingState.OK: "✓", FindingState.WARNING: "!", FindingState.PROBLEM: "✗", FindingState.UNKNOWN: "?"}
 _STYLES = {
@@ -86,7 +84,7 @@ async def examine(choice: ServerChoice, login: str | None) -> list[Finding]:
     findings = list(known.findings)
     databases = known.databases if choice.dsn is None or choice.server else {}
     by_server = await read_each(
-        servers, lambda one: check_server(one, login, databases.get(one.name), known.cluster), MOST_AT_ONCE
+        servers, lambda one: check_server(one, login, databases.get(one.name), known.cluster), SERVERS_AT_ONCE
     )
     findings += chain.from_iterable(by_server)
     if not servers:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from pgrole_controller.commands.server_reading import ServerChoice, open_cluster, read_each
+from pgrole_controller.commands.server_reading import NAMESPACES_AT_ONCE, ServerChoice, open_cluster, read_each
 from pgrole_controller.core.drift_record import read_moment
 from pgrole_controller.core.request import Key
 from pgrole_controller.kube.contexts import read_namespace
@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from pgrole_controller.kube.client import Client
 
 DEFAULT_NAMESPACE = "default"
-
-#: Servers, or namespaces, that are read at once: a server that does not answer takes five seconds.
-MOST_AT_ONCE = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +64,7 @@ async def read_cluster(client: "Client", namespaces: Collection[str] | None, *, 
     places: Sequence[str | None] = (None,) if namespaces is None else sorted(namespaces)
     roles: dict[Key, dict[str, Any]] = {}
     notes: list[str] = []
-    listed = await read_each(places, lambda place: _list_roles(client, place, required=required), MOST_AT_ONCE)
+    listed = await read_each(places, lambda place: _list_roles(client, place, required=required), NAMESPACES_AT_ONCE)
     for place, some in zip(places, listed, strict=True):
         if some is None:
             where = f" in namespace {place}" if place else ""
@@ -76,7 +73,7 @@ async def read_cluster(client: "Client", namespaces: Collection[str] | None, *, 
             metadata = mapping(obj.get("metadata"))
             roles[Key(str(metadata.get("namespace", "")), str(metadata.get("name", "")))] = obj
     names = sorted({key.namespace for key in roles} | set(namespaces or ()))
-    found = await read_each(names, lambda name: _read_namespace(client, name), MOST_AT_ONCE)
+    found = await read_each(names, lambda name: _read_namespace(client, name), NAMESPACES_AT_ONCE)
     notes += [
         f"namespace {name} not read, since it does not exist or you may not read it"
         for name, namespace in zip(names, found, strict=True)

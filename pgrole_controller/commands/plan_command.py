@@ -19,7 +19,6 @@ from pgrole_controller.commands.manifest_files import (
 )
 from pgrole_controller.commands.output import finish, make_console, write_document
 from pgrole_controller.commands.plan_cluster import (
-    MOST_AT_ONCE,
     ClusterView,
     created_at,
     current_namespace,
@@ -27,10 +26,11 @@ from pgrole_controller.commands.plan_cluster import (
     read_cluster,
 )
 from pgrole_controller.commands.plan_conclusion import Subject
-from pgrole_controller.commands.plan_model import PlannedAction, PlannedObject, PlanReport, join_reports
+from pgrole_controller.commands.plan_model import PlannedObject, PlanReport, failed_object, join_reports
 from pgrole_controller.commands.plan_output import print_plan, render_json, render_sql
 from pgrole_controller.commands.planning import plan_server
 from pgrole_controller.commands.server_reading import (
+    SERVERS_AT_ONCE,
     ServerChoice,
     check_one_server,
     declare_from_file,
@@ -127,7 +127,7 @@ async def plan_servers(
     servers: Sequence[tuple[ServerConfig, Sequence[Subject]]], asked: frozenset[Key] | None = None
 ) -> list[PlanReport]:
     """Returns the report of each server, in this order, as of `plan_server`."""
-    return await read_each(servers, lambda one: plan_server(*one, asked), MOST_AT_ONCE)
+    return await read_each(servers, lambda one: plan_server(*one, asked), SERVERS_AT_ONCE)
 
 
 def _choose(roles: Sequence[DeclaredRole], choice: ServerChoice) -> _Chosen:
@@ -231,5 +231,4 @@ def _has_same_spec(one: DeclaredRole, stored: dict[str, Any] | None) -> bool:
 
 
 def _wrong(one: WrongDocument) -> PlannedObject:
-    name = str(one.key) if one.key else one.place
-    return PlannedObject(name, one.place, action=PlannedAction.FAIL, errors=(one.error,), key=one.key)
+    return failed_object(one.key, one.error, place=one.place)

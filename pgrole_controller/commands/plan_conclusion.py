@@ -80,7 +80,7 @@ class PlanConclusion:
 
     def conclude(self, case: PlanCase) -> PlannedObject:
         subject, decision = case.subject, case.decision
-        made = PlannedObject(str(subject.key), subject.place, subject.pgrole.role_name, self._name, key=subject.key)
+        made = PlannedObject(subject.key, subject.place, subject.pgrole.role_name, self._name)
         if decision is None:
             return made
         if isinstance(decision, PgRoleError):

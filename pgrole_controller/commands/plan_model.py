@@ -73,7 +73,8 @@ class PlannedSql:
 
 @dataclass(frozen=True, slots=True)
 class PlannedObject:
-    """`place`: file and line; empty for an object in the cluster. `role`, `server`: empty if unknown.
+    """`key` None: a document that cannot be read. `place`: file and line; empty for an object in the cluster. `role`,
+    `server`: empty if unknown.
 
     - `drift`: fields that differ from what was applied: someone else changed them.
     - `notes`: what was not compared, or happens in addition.
@@ -81,7 +82,7 @@ class PlannedObject:
     - `waits`: what has to exist first. `errors`: what could not be evaluated.
     """
 
-    name: str
+    key: Key | None
     place: str = ""
     role: str = ""
     server: str = ""
@@ -93,11 +94,20 @@ class PlannedObject:
     refusals: tuple[PgRoleError, ...] = ()
     waits: tuple[PgRoleError, ...] = ()
     errors: tuple[PgRoleError, ...] = ()
-    key: Key | None = None
+
+    @property
+    def name(self) -> str:
+        return str(self.key) if self.key else self.place
 
     @property
     def failed(self) -> bool:
         return bool(self.errors)
+
+
+def failed_object(
+    key: Key | None, error: PgRoleError, *, place: str = "", role: str = "", server: str = ""
+) -> PlannedObject:
+    return PlannedObject(key, place, role, server, PlannedAction.FAIL, errors=(error,))
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,7 @@ def render_sql(report: PlanReport) -> str:
     lines = [
         "-- What the controller would do. It does so by itself, and records it: this script is for reading.",
         "-- Passwords are not part of it.",
-        *(f"-- note: {_comment(note)}" for note in report.notes),
+        *(f"-- note: {make_printable(note)}" for note in report.notes),
         r"\set ON_ERROR_STOP on",
         *SCRIPT_SETTINGS,
     ]
@@ -77,7 +77,7 @@ def render_sql(report: PlanReport) -> str:
     servers = list(dict.fromkeys(one.server for one in report.objects if one.sql))
     for server in servers:
         if len(servers) > 1:
-            lines += ["", f"-- PgServer {_comment(server)}: connect to it before you run the following"]
+            lines += ["", f"-- PgServer {make_printable(server)}: connect to it before you run the following"]
         lines += _script([one for one in report.objects if one.server == server])
     return "\n".join(lines) + "\n"
 
@@ -182,7 +182,7 @@ def _remarks(one: PlannedObject) -> Iterator[str]:
     """Returns what the script cannot do."""
     for word, some in (("refused", one.refusals), ("waits", one.waits), ("not evaluated", one.errors)):
         for error in some:
-            yield f"-- {_comment(one.name)}: {word}, {error.reason}: {_comment(spell_error(error))}"
+            yield f"-- {make_printable(one.name)}: {word}, {error.reason}: {make_printable(spell_error(error))}"
 
 
 def _script(objects: Sequence[PlannedObject]) -> Iterator[str]:
@@ -195,7 +195,8 @@ def _script(objects: Sequence[PlannedObject]) -> Iterator[str]:
         connect = _connect(database)
         yield ""
         if connect is None:
-            yield f"-- database {_comment(database)}: psql cannot be told this name, so its statements are left out"
+            why = "psql cannot be told this name, so its statements are left out"
+            yield f"-- database {make_printable(database)}: {why}"
             continue
         yield connect
         yield from SCRIPT_SETTINGS
@@ -207,7 +208,7 @@ def _script(objects: Sequence[PlannedObject]) -> Iterator[str]:
 
 def _transaction(one: PlannedObject, some: PlannedSql) -> Iterator[str]:
     yield ""
-    yield f"-- {_comment(one.name)}: {one.action.value}"
+    yield f"-- {make_printable(one.name)}: {one.action.value}"
     yield "BEGIN;"
     yield from (f"{spell_printably(statement)};" for statement in some.statements)
     yield "COMMIT;"
@@ -223,8 +224,3 @@ def _connect(database: str) -> str | None:
     value = database.replace("\\", "\\\\").replace("'", "\\'")
     name = f"dbname='{value}'".replace('"', '""')
     return f'\\connect -reuse-previous=on "{name}"'
-
-
-def _comment(text: str) -> str:
-    """Returns one line, whatever a name contains."""
-    return make_printable(text)

@@ -9,7 +9,7 @@ from pgrole_controller.commands.output import make_unexpected
 from pgrole_controller.commands.plan_cascades import GrantOptions, find_cascades, find_options
 from pgrole_controller.commands.plan_model import PlannedChange, PlannedSql, Sign
 from pgrole_controller.commands.plan_words import describe_privileges
-from pgrole_controller.commands.server_reading import read_each, reading
+from pgrole_controller.commands.server_reading import DATABASES_AT_ONCE, read_each, reading
 from pgrole_controller.core.ddl import make_sendable, render_identifier
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.core.privileges.acl import AclChange, ObjectId
@@ -31,12 +31,8 @@ from pgrole_controller.postgres.connection import Connection, Endpoint
 from pgrole_controller.postgres.plan_reading import PassedOn, read_passed_on, read_privileges
 from pgrole_controller.postgres.privileges.acl_catalog import read_older
 
-#: Number of databases read concurrently.
-_AT_ONCE = 4
-
 #: Number of adoptees of one read.
 _MOST_READ = 100
-
 
 #: Above every oid of PostgreSQL: placeholders for roles that the plan creates.
 FIRST_PLACEHOLDER = 2**32
@@ -89,7 +85,9 @@ async def plan_privileges(
             if database in existing:
                 by_database.setdefault(database, []).append(one)
     databases = sorted(by_database)
-    answers = await read_each(databases, lambda name: _plan_in(endpoint, name, by_database[name], created), _AT_ONCE)
+    answers = await read_each(
+        databases, lambda name: _plan_in(endpoint, name, by_database[name], created), DATABASES_AT_ONCE
+    )
     unseen: list[str] = []
     for database, (results, stored) in zip(databases, answers, strict=True):
         if not stored:
@@ -278,7 +276,7 @@ async def compare_adoptees(endpoint: Endpoint, adoptees: Sequence[Grantee]) -> d
     for database in sorted(frozenset[str]().union(*(one.databases for one in adoptees))):
         some = [one for one in adoptees if database in one.declared]
         batches += [(database, some[start : start + _MOST_READ]) for start in range(0, len(some), _MOST_READ)]
-    for results in await read_each(batches, lambda batch: _compare(endpoint, *batch), _AT_ONCE):
+    for results in await read_each(batches, lambda batch: _compare(endpoint, *batch), DATABASES_AT_ONCE):
         for result in results:
             found[result.key][result.database] = result
     return found

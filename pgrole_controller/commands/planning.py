@@ -14,7 +14,7 @@ from heapq import nsmallest
 
 from pgrole_controller.commands.output import make_unexpected
 from pgrole_controller.commands.plan_conclusion import PlanCase, PlanConclusion, Subject
-from pgrole_controller.commands.plan_model import PlannedAction, PlannedObject, PlanReport
+from pgrole_controller.commands.plan_model import PlanReport, failed_object
 from pgrole_controller.commands.plan_privileges import (
     FIRST_PLACEHOLDER,
     PlannedGrantee,
@@ -87,15 +87,7 @@ def _failed(
 ) -> PlanReport:
     return PlanReport(
         tuple(
-            PlannedObject(
-                str(one.key),
-                one.place,
-                one.pgrole.role_name,
-                config.name,
-                PlannedAction.FAIL,
-                errors=(error,),
-                key=one.key,
-            )
+            failed_object(one.key, error, place=one.place, role=one.pgrole.role_name, server=config.name)
             for one in subjects
             if asked is None or one.key in asked
         )

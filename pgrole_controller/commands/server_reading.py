@@ -32,6 +32,11 @@ if TYPE_CHECKING:
     from pgrole_controller.api.pgserver import PgServer
     from pgrole_controller.kube.client import Client
 
+#: What `read_each` reads concurrently. A server that does not answer takes five seconds.
+SERVERS_AT_ONCE = 8
+NAMESPACES_AT_ONCE = 8
+DATABASES_AT_ONCE = 4
+
 _BEGIN = "BEGIN TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
 
 Place = TypeVar("Place")

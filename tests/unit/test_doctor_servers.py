@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from pgrole_controller.commands import doctor
+from pgrole_controller.commands.server_reading import SERVERS_AT_ONCE
 from pgrole_controller.core.findings.finding import Finding, FindingState
 
 
@@ -49,7 +50,7 @@ async def test_servers_are_checked_at_once_within_a_limit_and_listed_in_order(mo
     monkeypatch.setattr(doctor, "check_server", check_server)
     findings = await doctor.examine(Mock(dsn=None, server=None), None)
     assert [finding.area for finding in findings] == names
-    assert most == doctor.MOST_AT_ONCE == 8
+    assert most == SERVERS_AT_ONCE == 8
 
 
 def test_a_narrow_terminal_folds_long_words_instead_of_cutting_them() -> None:

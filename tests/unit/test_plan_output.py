@@ -30,7 +30,7 @@ HOSTILE = "a\x1b[2J\nb\u202e\udc80"
 
 def planned(text: str) -> PlannedObject:
     return PlannedObject(
-        "shop/app",
+        Key("shop", "app"),
         "roles.yaml:1",
         text,
         "default",
@@ -39,7 +39,6 @@ def planned(text: str) -> PlannedObject:
         (PlannedSql("", (f"-- {text}",)), PlannedSql(text, ("SELECT 1",))),
         refusals=(Refused(Reason.NOT_ALLOWED, text),),
         notes=(text,),
-        key=Key("shop", "app"),
     )
 
 
@@ -64,14 +63,14 @@ def test_additions_are_green_on_a_terminal_only() -> None:
 
 def test_statements_that_need_roles_of_other_objects_are_marked() -> None:
     sql = (PlannedSql("", ("CREATE ROLE a",)), PlannedSql("", ("GRANT b TO a",), late=True))
-    said = printed(PlanReport((PlannedObject("shop/a", sql=sql, action=PlannedAction.CREATE),)), terminal=False)
+    said = printed(PlanReport((PlannedObject(Key("shop", "a"), sql=sql, action=PlannedAction.CREATE),)), terminal=False)
     assert "    SQL:\n      CREATE ROLE a;\n" in said
     assert "    SQL, after the roles that other objects create:\n      GRANT b TO a;\n" in said
 
 
 def test_a_script_names_servers_only_if_it_has_statements_for_several() -> None:
     """A document that cannot be read is on no server."""
-    wrong = PlannedObject("roles.yaml:9", action=PlannedAction.FAIL)
+    wrong = PlannedObject(None, "roles.yaml:9", action=PlannedAction.FAIL)
     assert "connect to it" not in render_sql(PlanReport((wrong, planned("app"))))
     script = render_sql(PlanReport((wrong, planned("app"), replace(planned("app"), server="other"))))
     assert [line.split(":")[0] for line in script.splitlines() if "connect to it" in line] == [
@@ -96,12 +95,12 @@ def test_json_is_valid_whatever_a_name_contains() -> None:
     ],
 )
 def test_a_database_is_connected_to_by_its_name(database: str, line: str) -> None:
-    one = PlannedObject("shop/app", sql=(PlannedSql(database, ("SELECT 1",)),), action=PlannedAction.CHANGE)
+    one = PlannedObject(Key("shop", "app"), sql=(PlannedSql(database, ("SELECT 1",)),), action=PlannedAction.CHANGE)
     assert line in render_sql(PlanReport((one,))).splitlines()
 
 
 def test_a_database_whose_name_has_a_line_break_is_left_out_of_the_script() -> None:
-    one = PlannedObject("shop/app", sql=(PlannedSql("a\nb", ("SELECT 1",)),), action=PlannedAction.CHANGE)
+    one = PlannedObject(Key("shop", "app"), sql=(PlannedSql("a\nb", ("SELECT 1",)),), action=PlannedAction.CHANGE)
     script = render_sql(PlanReport((one,)))
     assert "SELECT 1" not in script
     assert "left out" in script
@@ -111,7 +110,7 @@ def test_a_database_whose_name_has_a_line_break_is_left_out_of_the_script() -> N
 def test_remedies_name_the_program_that_the_user_called(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["kubectl-pgrole"])
     error = Refused(Reason.NOT_ALLOWED, "run `pgrole-controller sql --database`")
-    report = PlanReport((PlannedObject("shop/a", action=PlannedAction.REFUSE, refusals=(error,)),))
+    report = PlanReport((PlannedObject(Key("shop", "a"), action=PlannedAction.REFUSE, refusals=(error,)),))
     for said in (printed(report, terminal=False), render_json(report), render_sql(report)):
         assert "run `kubectl pgrole sql --database`" in said
 
@@ -128,7 +127,7 @@ def test_documents_are_valid_json_in_ascii_for_names_in_another_encoding() -> No
 
 
 def test_roles_that_are_adopted_as_they_are_leave_nothing_to_do() -> None:
-    kept, declared = PlannedObject("shop/a", action=PlannedAction.CLAIM), PlannedObject("shop/b")
+    kept, declared = PlannedObject(Key("shop", "a"), action=PlannedAction.CLAIM), PlannedObject(Key("shop", "b"))
     assert not PlanReport((kept, declared)).differs
     same = "nothing to do: 3 objects: 3 adopted as they are\n"
     assert printed(PlanReport((kept, kept, kept)), terminal=False) == same
@@ -140,8 +139,8 @@ def test_roles_that_are_adopted_as_they_are_leave_nothing_to_do() -> None:
 
 
 def test_what_was_not_compared_is_not_counted_as_declared() -> None:
-    same, hidden = PlannedObject("shop/a"), PlannedObject("shop/b", notes=(NOT_COMPARED,))
-    suspended = PlannedObject("shop/c", notes=(SUSPENDED,))
+    same, hidden = PlannedObject(Key("shop", "a")), PlannedObject(Key("shop", "b"), notes=(NOT_COMPARED,))
+    suspended = PlannedObject(Key("shop", "c"), notes=(SUSPENDED,))
     assert printed(PlanReport((same, same)), terminal=False) == "nothing to do: 2 objects as declared\n"
     assert printed(PlanReport((suspended,)), terminal=False) == "nothing to do: 1 object: 1 suspended\n"
     assert printed(PlanReport((suspended, hidden, same)), terminal=False) == (
@@ -153,7 +152,7 @@ def test_what_was_not_compared_is_not_counted_as_declared() -> None:
 
 
 def test_an_object_with_nothing_to_do_is_listed_if_it_has_another_note() -> None:
-    kept = PlannedObject("shop/a", action=PlannedAction.CLAIM, notes=("the API server rejects it",))
+    kept = PlannedObject(Key("shop", "a"), action=PlannedAction.CLAIM, notes=("the API server rejects it",))
     said = printed(PlanReport((kept,)), terminal=False)
     assert said == (
         "= shop/a: claim\n    the API server rejects it\n\nnothing to do: 1 object: 1 adopted as they are\n"
