@@ -16,7 +16,7 @@ import anyio.to_thread
 import pytest
 
 from pgrole_controller.cli import main
-from pgrole_controller.commands.server_reading import ServerChoice
+from pgrole_controller.commands.server_reading import ClusterChoice, ServerChoice
 
 NO_CLUSTER = "/nonexistent/kubeconfig"
 
@@ -65,7 +65,15 @@ def make_environment(**environment: str | None) -> dict[str, str]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def choose(**chosen: str | None) -> ServerChoice:
+def choose(
+    *,
+    dsn: str | None = None,
+    server: str | None = None,
+    own_namespace: str = "pgrole-system",
+    kubeconfig: str | None = None,
+    context: str | None = None,
+    namespace: str | None = None,
+) -> ServerChoice:
     """Returns what `server_choice` returns for these arguments."""
-    nothing = dict.fromkeys(("dsn", "server", "kubeconfig", "context", "namespace"))
-    return ServerChoice(**{**nothing, "own_namespace": "pgrole-system", **chosen})  # type: ignore[arg-type]
+    cluster = ClusterChoice(kubeconfig=kubeconfig, context=context, namespace=namespace)
+    return ServerChoice(dsn=dsn, server=server, own_namespace=own_namespace, cluster=cluster)

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from pgrole_controller.commands.output import finish, make_console, spell_error
 from pgrole_controller.commands.plan_cluster import current_namespace
-from pgrole_controller.commands.server_reading import ServerChoice, cluster_choice, open_cluster
+from pgrole_controller.commands.server_reading import ClusterChoice, cluster_choice, open_cluster
 from pgrole_controller.core.approval import APPROVE
 from pgrole_controller.core.errors import Reason, Refused
 from pgrole_controller.core.password import request_of
@@ -81,7 +81,7 @@ def run(options: argparse.Namespace) -> int:
     return finish(lambda: _run(options, choice))
 
 
-def _run(options: argparse.Namespace, choice: ServerChoice) -> int:
+def _run(options: argparse.Namespace, choice: ClusterChoice) -> int:
     namespace = current_namespace(choice)
     console = make_console()
     drift = anyio.run(read_drift, choice, namespace, options.name)
@@ -101,7 +101,7 @@ def _confirms() -> bool:
         return False
 
 
-async def read_drift(choice: ServerChoice, namespace: str, name: str) -> ReportedDrift:
+async def read_drift(choice: ClusterChoice, namespace: str, name: str) -> ReportedDrift:
     """Raises Refused if there is nothing to approve; ApiError, Unreachable, NotConfigured."""
     async with open_cluster(choice) as client:
         try:
@@ -113,7 +113,7 @@ async def read_drift(choice: ServerChoice, namespace: str, name: str) -> Reporte
             raise Refused(Reason.INVALID_SPEC, text) from error
 
 
-async def approve(choice: ServerChoice, drift: ReportedDrift, wait: float, console: Console) -> int:
+async def approve(choice: ClusterChoice, drift: ReportedDrift, wait: float, console: Console) -> int:
     """Sets the annotation and waits up to `wait` seconds for the controller. Returns the exit code.
 
     Raises Refused if the object reports another drift by now; ApiError, Unreachable, NotConfigured.

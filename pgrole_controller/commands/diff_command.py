@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 def run(options: argparse.Namespace) -> int:
     """Raises WrongSetting."""
     choice = server_choice(options)
-    if options.all_namespaces and (options.names or choice.namespace):
+    if options.all_namespaces and (options.names or choice.cluster.namespace):
         raise WrongSetting("--all-namespaces cannot be used together with NAME or --namespace")
     return finish(lambda: _run(options, choice))
 
 
 def _run(options: argparse.Namespace, choice: ServerChoice) -> int:
-    namespace = None if options.all_namespaces else current_namespace(choice)
+    namespace = None if options.all_namespaces else current_namespace(choice.cluster)
     return show(anyio.run(diff_cluster, choice, namespace, options.names), options.output)
 
 
@@ -49,7 +49,7 @@ async def diff_cluster(choice: ServerChoice, namespace: str | None, names: Seque
     """Compares the PgRoles of a namespace (None: of all), or those with these names in it. Raises WrongSetting,
     PgRoleError, ApiError, Unreachable, NotConfigured.
     """
-    async with open_cluster(choice) as client:
+    async with open_cluster(choice.cluster) as client:
         view = await read_cluster(client, None if namespace is None else {namespace}, required=True)
         asked = frozenset(Key(namespace or "", name) for name in names) if names else None
         missing = sorted((asked or frozenset()) - view.roles.keys())

@@ -69,11 +69,11 @@ async def examine(choice: ServerChoice, login: str | None) -> list[Finding]:
     """
     known = ClusterKnowledge(cluster=read_settings({}, os.environ, only=("cluster_id",)).cluster_id)
     try:
-        async with open_cluster(choice) as client:
+        async with open_cluster(choice.cluster) as client:
             await ClusterChecks(client, choice, known).run()
             servers = await _find_servers(client, choice, known)
     except NotConfigured as error:
-        if choice.names_cluster and isinstance(error, WrongKubeconfig):
+        if choice.cluster.named and isinstance(error, WrongKubeconfig):
             raise
         if choice.dsn is None:
             raise WrongSetting(

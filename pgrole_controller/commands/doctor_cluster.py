@@ -175,7 +175,7 @@ class ClusterChecks:
             if not elects:
                 unelected.add(_name_of(deployment))
             watched = str(variables.get("PGROLE_NAMESPACE") or "")
-            if deployment is not deployments[0] and watched != self.choice.namespace:
+            if deployment is not deployments[0] and watched != self.choice.cluster.namespace:
                 continue  # of several installations, the checks are about the first, or the chosen namespace's own
             self.elects = elects
             self.lease, self.watched = str(variables.get("PGROLE_LEASE") or "pgrole-controller"), watched
@@ -221,7 +221,7 @@ class ClusterChecks:
     async def _may(self, right: RequiredRight, account: str | None) -> bool:
         """Whether RBAC allows it to `account`, or to the caller. Raises ApiError."""
         plural, _, subresource = right.resource.partition("/")
-        watched = (self.choice.namespace or "") if account is None else self.watched
+        watched = (self.choice.cluster.namespace or "") if account is None else self.watched
         namespaces = {"own": self.choice.own_namespace, "watched": watched, "cluster": ""}
         spec: dict[str, Any] = {
             "resourceAttributes": {
@@ -309,7 +309,7 @@ class ClusterChecks:
     async def _ask_roles(self) -> list[Finding]:
         objects: list[dict[str, Any]] = []
         try:
-            async for page in list_pages(self.client, PGROLES, self.choice.namespace):
+            async for page in list_pages(self.client, PGROLES, self.choice.cluster.namespace):
                 objects += page
                 if len(objects) >= MOST_ROLES:
                     break
@@ -318,7 +318,7 @@ class ClusterChecks:
                 raise
             why = "no CRD"
             if error.status == 403:
-                namespace = self.choice.namespace
+                namespace = self.choice.cluster.namespace
                 why = f"you may not list them in namespace {namespace}" if namespace else _NAME_ONE
             return [not_checked("PgRoles", why)]
         if self.choice.server is not None:

@@ -120,7 +120,7 @@ async def export_roles(server: ServerConfig, options: ExportOptions, progress: P
     """Reads the server and makes the objects. Raises PgRoleError if nothing can be read."""
     if server.endpoint is None:
         raise server.problem or Refused(Reason.SERVER_NOT_READY, "the server's endpoint is unknown")
-    policy = server.server_policy.policy(options.choice.namespace or _NAMESPACE, {})
+    policy = server.server_policy.policy(options.choice.cluster.namespace or _NAMESPACE, {})
     return await _Exporter(server.endpoint, policy, options, progress).run()
 
 
@@ -256,7 +256,7 @@ class _Exporter:
         """
         choice = self._options.choice
         try:
-            made = make_object(found, name, namespace=choice.namespace, server=choice.server)
+            made = make_object(found, name, namespace=choice.cluster.namespace, server=choice.server)
         except Refused as error:
             return error
         return _JudgedObject(made, find_refusal(found, made.document, replace(self._policy, adopt=True), references))

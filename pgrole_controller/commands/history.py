@@ -107,7 +107,7 @@ async def _read(options: argparse.Namespace, choice: ServerChoice) -> History:
         if place.state is HistoryState.READABLE:
             drifts = await list_drifts(connection, since, options.role, options.limit + 1)
             lacks = () if place.home else (_OTHER_DRIFTS,)
-            if choice.namespace is not None:
+            if choice.cluster.namespace is not None:
                 lacks = (*lacks, _NAMESPACES)
             return History(f'database "{place.database}"', drifts, since, options.limit, lacks=lacks)
     why = f'database "{place.database}" has no history for "{place.login}": {place.state.value}'
@@ -119,10 +119,11 @@ async def _read(options: argparse.Namespace, choice: ServerChoice) -> History:
 async def _find_server(choice: ServerChoice) -> ServerConfig:
     """Returns the server, without an endpoint if its Secret cannot be read: the cluster may know its drifts."""
     if choice.server is None:  # then flags name the cluster to read if the database has no history
-        return await find_server(replace(choice, kubeconfig=None, context=None))
+        unnamed = replace(choice.cluster, kubeconfig=None, context=None)
+        return await find_server(replace(choice, cluster=unnamed))
     if choice.dsn is not None:
         return await find_server(choice)
-    async with open_cluster(choice) as client:
+    async with open_cluster(choice.cluster) as client:
         return await read_server(client, choice.server, choice.own_namespace)
 
 
@@ -145,10 +146,10 @@ async def _read_statuses(
 ) -> History:
     """Raises Refused if no cluster is configured; WrongKubeconfig, ApiError, Unreachable, BadStream."""
     try:
-        async with open_cluster(choice) as client:
+        async with open_cluster(choice.cluster) as client:
             found = [
                 drift
-                async for page in list_pages(client, PGROLES, choice.namespace)
+                async for page in list_pages(client, PGROLES, choice.cluster.namespace)
                 for obj in page
                 if choice.server is None or server_of(obj) == choice.server
                 for drift in _drifts_of(obj)
@@ -158,11 +159,11 @@ async def _read_statuses(
             raise
         raise Refused(Reason.SERVER_NOT_READY, f"{why}. {remedy}. The cluster cannot be read: {error}") from error
     except ApiError as error:
-        if error.status != 403 or choice.namespace is not None:
+        if error.status != 403 or choice.cluster.namespace is not None:
             raise
         text = f"{why}. You may not list PgRoles in all namespaces: name one with -n"
         raise Refused(Reason.SERVER_NOT_READY, text) from error
-    where = f"namespace {choice.namespace}" if choice.namespace else "all namespaces"
+    where = f"namespace {choice.cluster.namespace}" if choice.cluster.namespace else "all namespaces"
     drifts = select(found, since, options.role)
     hint = "" if choice.dsn is None or choice.server is not None else _SERVER
     return History(f"status.driftHistory of PgRoles in {where}", drifts, since, options.limit, why, _STATUS_LACKS, hint)

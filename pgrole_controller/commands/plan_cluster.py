@@ -6,7 +6,13 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from pgrole_controller.commands.server_reading import NAMESPACES_AT_ONCE, ServerChoice, open_cluster, read_each
+from pgrole_controller.commands.server_reading import (
+    NAMESPACES_AT_ONCE,
+    ClusterChoice,
+    ServerChoice,
+    open_cluster,
+    read_each,
+)
 from pgrole_controller.core.drift_record import read_moment
 from pgrole_controller.core.request import Key
 from pgrole_controller.kube.contexts import read_namespace
@@ -39,7 +45,7 @@ class ClusterView:
     notes: tuple[str, ...] = ()
 
 
-def current_namespace(choice: ServerChoice) -> str:
+def current_namespace(choice: ClusterChoice) -> str:
     """The namespace asked for, else that of the pod or the kubeconfig's context. Raises NotConfigured."""
     return choice.namespace or read_namespace(choice.kubeconfig, choice.context) or DEFAULT_NAMESPACE
 
@@ -47,7 +53,7 @@ def current_namespace(choice: ServerChoice) -> str:
 async def open_client(stack: AsyncExitStack, choice: ServerChoice) -> "Client":
     """Raises NotConfigured."""
     try:
-        return await stack.enter_async_context(open_cluster(choice))
+        return await stack.enter_async_context(open_cluster(choice.cluster))
     except NotConfigured as error:
         if choice.dsn is not None or isinstance(error, WrongKubeconfig):
             raise

@@ -71,7 +71,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _run(files: Sequence[str], choice: ServerChoice, output: str) -> int:
     with gc_paused():  # everything that is read is needed to the end
-        manifests = read_manifests(files, current_namespace(choice))
+        manifests = read_manifests(files, current_namespace(choice.cluster))
         report = anyio.run(plan_files, manifests, choice)
         return show(report, output)
 
@@ -168,7 +168,7 @@ def _needs_cluster(chosen: _Chosen, declared: dict[str, DeclaredServer], choice:
     """
     if not chosen.by_server:
         return chosen.left > 0 and choice.server not in declared
-    if choice.dsn is None or choice.names_cluster:
+    if choice.dsn is None or choice.cluster.named:
         return True
     return choice.server is not None and choice.server not in declared
 

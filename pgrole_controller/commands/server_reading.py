@@ -44,53 +44,53 @@ Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterChoice:
+    """Where to find the cluster, and the PgRoles in it. `strict_tls`: as in `Client.connect`."""
+
+    kubeconfig: str | None
+    context: str | None
+    namespace: str | None
+    strict_tls: bool = True
+
+    @property
+    def named(self) -> bool:
+        """Whether the user named a cluster, rather than the environment."""
+        return self.kubeconfig is not None or self.context is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerChoice:
-    """Where to find the PostgreSQL server and the cluster. `own_namespace`: where PgServers' Secrets are; empty for a
-    command that reads none. `strict_tls`: as in `Client.connect`.
+    """Where to find the PostgreSQL server, and the cluster with its PgServer. `own_namespace`: where PgServers' Secrets
+    are.
     """
 
     dsn: str | None
     server: str | None
-    kubeconfig: str | None
-    context: str | None
-    namespace: str | None
     own_namespace: str
-    strict_tls: bool = True
+    cluster: ClusterChoice
 
-    @property
-    def names_cluster(self) -> bool:
-        """Whether the user named one, rather than the environment."""
-        return self.kubeconfig is not None or self.context is not None
+
+def cluster_choice(options: argparse.Namespace) -> ClusterChoice:
+    """Reads the choice from the arguments, and `strict_tls` from the environment. Raises WrongSetting."""
+    return ClusterChoice(
+        kubeconfig=options.kubeconfig,
+        context=options.context,
+        namespace=options.namespace,
+        strict_tls=read_strict_tls(os.environ),
+    )
 
 
 def server_choice(options: argparse.Namespace) -> ServerChoice:
-    """Reads the choice from the arguments, and the DSN and `strict_tls` from the environment. Raises WrongSetting."""
-    dsn = options.dsn or read_settings({}, os.environ, only=(DSN.name,)).dsn
+    """Reads the choice from the arguments, and the DSN also from the environment. Raises WrongSetting."""
     return ServerChoice(
-        dsn=dsn,
+        dsn=options.dsn or read_settings({}, os.environ, only=(DSN.name,)).dsn,
         server=options.server,
-        kubeconfig=options.kubeconfig,
-        context=options.context,
-        namespace=options.namespace,
         own_namespace=options.own_namespace,
-        strict_tls=read_strict_tls(os.environ),
+        cluster=cluster_choice(options),
     )
 
 
-def cluster_choice(options: argparse.Namespace) -> ServerChoice:
-    """Reads the choice of a command that connects to no PostgreSQL server. Raises WrongSetting."""
-    return ServerChoice(
-        dsn=None,
-        server=None,
-        kubeconfig=options.kubeconfig,
-        context=options.context,
-        namespace=options.namespace,
-        own_namespace="",
-        strict_tls=read_strict_tls(os.environ),
-    )
-
-
-def open_cluster(choice: ServerChoice) -> "AbstractAsyncContextManager[Client]":
+def open_cluster(choice: ClusterChoice) -> "AbstractAsyncContextManager[Client]":
     """Opens a client of the API server. Raises NotConfigured, also on entry."""
     with startup_imports():  # imported late: a command with a DSN needs no HTTP client
         from pgrole_controller.kube.client import Client
@@ -106,15 +106,15 @@ async def find_server(choice: ServerChoice) -> ServerConfig:
     if choice.server is None:
         if choice.dsn is None:
             raise WrongSetting("no server: set PGROLE_DSN, or use --server NAME for a PgServer in the cluster")
-        if choice.names_cluster:
-            flags = {"--kubeconfig": choice.kubeconfig, "--context": choice.context}
+        if choice.cluster.named:
+            flags = {"--kubeconfig": choice.cluster.kubeconfig, "--context": choice.cluster.context}
             given = " and ".join(flag for flag, value in flags.items() if value is not None)
             raise WrongSetting(
                 f"{given} without --server has no effect: --dsn or {DSN.variable} names the server. For a PgServer in "
                 f"the cluster, use --server NAME without a DSN"
             )
         return of_dsn(choice.dsn)
-    async with open_cluster(choice) as client:
+    async with open_cluster(choice.cluster) as client:
         found = await find_declared(client, choice.server, choice)
     if found.problem is not None:
         raise found.problem

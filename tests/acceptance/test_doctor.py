@@ -229,7 +229,7 @@ async def identify(cluster: ApiServer, own: str, namespace: str | None = None) -
     """The cluster's id in claims, for an environment with the id `own`."""
     choice = choose(kubeconfig=str(cluster.kubeconfig), own_namespace="named-system", namespace=namespace)
     known = ClusterKnowledge(cluster=own)
-    async with open_cluster(choice) as client:
+    async with open_cluster(choice.cluster) as client:
         await ClusterChecks(client, choice, known).run()
     return known.cluster
 

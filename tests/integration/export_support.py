@@ -15,7 +15,7 @@ from pgrole_controller.api.reading import read_pgrole
 from pgrole_controller.commands.export import Export, ExportOptions, export_roles
 from pgrole_controller.commands.export_objects import ExportedObject
 from pgrole_controller.commands.export_yaml import to_yaml
-from pgrole_controller.commands.server_reading import ServerChoice, of_dsn
+from pgrole_controller.commands.server_reading import of_dsn
 from pgrole_controller.core import ddl
 from pgrole_controller.core.claim import Owner
 from pgrole_controller.core.connection_secret import Address
@@ -39,6 +39,7 @@ from pgrole_controller.postgres.catalog import ReferencedNames, read_references
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.privileges.acl_catalog import read_database
 from pgrole_controller.postgres.server_catalog import read_role_names, read_roles
+from tests.commands import choose
 
 OBSERVER = "export_observer"
 _LEFT_OUT = ("GRANT", "REVOKE", "ALTER DEFAULT", "ALTER ROLE", "COMMENT ON ROLE")
@@ -87,11 +88,6 @@ async def add_observer(server: PostgresServer) -> str:
     finally:
         await connection.close()
     return f"postgresql://{OBSERVER}:o@{server.host}:{server.port}/postgres"
-
-
-def choose(**choice: str | None) -> ServerChoice:
-    given: dict[str, Any] = dict.fromkeys(("dsn", "server", "kubeconfig", "context", "namespace")) | choice
-    return ServerChoice(own_namespace="pgrole-system", **given)
 
 
 async def export_from(dsn: str, *roles: str, databases: tuple[str, ...] | None = None, exact: bool = False) -> Export:

@@ -25,13 +25,13 @@ from pgrole_controller.commands.export import Export, ExportOptions, export_role
 from pgrole_controller.commands.server_reading import of_dsn
 from pgrole_controller.local.apiserver import ApiServer
 from pgrole_controller.local.postgres import PostgresServer
+from tests.commands import choose
 from tests.integration.export_support import (
     OBSERVER,
     Step,
     add_observer,
     apply_to,
     check_unchanged,
-    choose,
     export_from,
     is_exact,
     read_script,

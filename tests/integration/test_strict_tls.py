@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pgrole_controller.cli import make_parser
-from pgrole_controller.commands.server_reading import cluster_choice, open_cluster, server_choice
+from pgrole_controller.commands.server_reading import ClusterChoice, cluster_choice, open_cluster, server_choice
 from pgrole_controller.console.console_parser import read_arguments
 from pgrole_controller.kube.errors import Unreachable
 from pgrole_controller.settings import WrongSetting
@@ -76,16 +76,19 @@ async def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
 @pytest.mark.parametrize("command", ["approve", "diff"])
 async def test_a_command_reads_it(command: str, server: BareApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
     options = make_parser().parse_args([command, "app", "--kubeconfig", server.kubeconfig])
-    choose = cluster_choice if command == "approve" else server_choice
-    async with open_cluster(choose(options)) as client:
+
+    def choose() -> ClusterChoice:
+        return cluster_choice(options) if command == "approve" else server_choice(options).cluster
+
+    async with open_cluster(choose()) as client:
         with pytest.raises(Unreachable, match="certificate verify failed"):
             await client.request("GET", "/version")
     monkeypatch.setenv(VARIABLE, "false")
-    async with open_cluster(choose(options)) as client:
+    async with open_cluster(choose()) as client:
         assert await client.request("GET", "/version") == b"{}"
     monkeypatch.setenv(VARIABLE, "no")
     with pytest.raises(WrongSetting, match=f"^{VARIABLE} 'no': must be true or false"):
-        choose(options)
+        choose()
 
 
 async def test_the_console_of_one_viewer_reads_it(server: BareApiServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -130,7 +130,7 @@ async def run_approve(
 
     monkeypatch.setattr("pgrole_controller.commands.approve.open_cluster", connect)
     printed = printed or io.StringIO()
-    return await approve(choose(), drift_of(make()), wait, make_console(printed)), printed.getvalue()
+    return await approve(choose().cluster, drift_of(make()), wait, make_console(printed)), printed.getvalue()
 
 
 async def test_an_api_server_that_is_away_for_a_moment_does_not_end_the_command(

@@ -11,11 +11,11 @@ import pytest
 
 from pgrole_controller.commands.history import _read, as_table
 from pgrole_controller.commands.output import NARROWEST, make_console
-from pgrole_controller.commands.server_reading import ServerChoice
 from pgrole_controller.core.errors import Refused
 from pgrole_controller.core.listed_drift import ListedDrift
 from pgrole_controller.core.privileges.privilege_result import DriftAuthor, Evidence
 from pgrole_controller.kube.errors import ApiError
+from tests.commands import choose
 
 MOMENT = datetime(2026, 11, 26, 5, 43, 3, tzinfo=UTC)
 BY = DriftAuthor(Evidence.TRANSACTION, "postgres", "", "psql", "127.0.0.1", MOMENT, "GRANT DELETE ON orders TO readers")
@@ -60,8 +60,6 @@ async def test_someone_who_may_not_list_all_namespaces_is_asked_to_name_one(
 
     monkeypatch.setattr("pgrole_controller.commands.history.open_cluster", connect)
     options = argparse.Namespace(since=60.0, database=None, role=None, limit=10)
-    choice = ServerChoice(
-        dsn=None, server=None, kubeconfig=None, context=None, namespace=namespace, own_namespace="default"
-    )
+    choice = choose(namespace=namespace)
     with pytest.raises(Refused if asks else ApiError, match="name one with -n" if asks else "no"):
         await _read(options, choice)
