@@ -1,9 +1,10 @@
-"""What the controller would grant and revoke in each database, and what existing roles hold in the databases that the
-objects list which would adopt them: one READ ONLY transaction there, the same decisions.
+"""Plans privileges: what the controller would grant and revoke in each database. Also reads what roles to be adopted
+hold there. Each database is read in one READ ONLY transaction, and the decisions are the controller's.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from pgrole_controller.commands.output import make_unexpected
 from pgrole_controller.commands.plan_cascades import GrantOptions, find_cascades, find_options
@@ -63,10 +64,8 @@ class PlannedPrivileges:
 
 @dataclass(frozen=True, slots=True)
 class PrivilegesPlan:
-    """`of`: by object."""
-
-    of: Mapping[Key, PlannedPrivileges] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    by_object: Mapping[Key, PlannedPrivileges]
+    notes: tuple[str, ...]
 
 
 async def plan_privileges(
@@ -133,12 +132,48 @@ async def _plan_in(
             roles = {name: oid for name, oid in created.items() if name in reach.creators}
             view = _PrivilegesView(database, replace(observed, roles={**roles, **observed.roles}), applied)
             decided = [view.decide(one) for one in some]
-            older = await view.read_older(connection, some, decided)
-            passed_on = await view.read_passed_on(connection, some, decided)
+            missing = [view.find_missing(one, decision) for one, decision in zip(some, decided, strict=True)]
+            older = await _read_older(connection, some, missing)
+            decided = [
+                view.decide(one, objects - older[one.grantee.oid]) if objects else decision
+                for one, decision, objects in zip(some, decided, missing, strict=True)
+            ]
+            options = [view.find_options(one, decision) for one, decision in zip(some, decided, strict=True)]
+            passed_on = await _read_passed_on(connection, some, options)
     except PgRoleError as error:
         return [PlannedPrivileges(errors=(_in(database, error),)) for _ in some], True
-    results = [view.conclude(one, decision, older, passed_on) for one, decision in zip(some, decided, strict=True)]
+    results = [
+        view.describe(decision, held, passed_on[one.grantee.oid])
+        for one, decision, held in zip(some, decided, options, strict=True)
+    ]
     return results, applied is not None or not any(database in one.recorded for one in some)
+
+
+async def _read_older(
+    connection: Connection, some: Sequence[PlannedGrantee], missing: Sequence[frozenset[ObjectId]]
+) -> defaultdict[int, set[ObjectId]]:
+    """Returns, by role, which of the objects existed when what it declares was last applied. Raises PgRoleError."""
+    asked = [
+        (one.grantee.oid, each)
+        for one, objects in zip(some, missing, strict=True)
+        for each in objects
+        if each.oid < FIRST_PLACEHOLDER  # roles that the plan creates are new
+    ]
+    found: defaultdict[int, set[ObjectId]] = defaultdict(set)
+    for oid, each in await read_older(connection, asked) if asked else ():
+        found[oid].add(each)
+    return found
+
+
+async def _read_passed_on(
+    connection: Connection, some: Sequence[PlannedGrantee], options: Sequence[GrantOptions]
+) -> defaultdict[int, dict[ObjectId, Sequence[PassedOn]]]:
+    """Returns, by role and object, what it granted where it loses a grant option. Raises PgRoleError."""
+    asked = [(one.grantee.oid, each) for one, held in zip(some, options, strict=True) for each in held]
+    found: defaultdict[int, dict[ObjectId, Sequence[PassedOn]]] = defaultdict(dict)
+    for (oid, each), granted in (await read_passed_on(connection, asked)).items() if asked else ():
+        found[oid][each] = granted
+    return found
 
 
 def _in(database: str, error: PgRoleError) -> PgRoleError:
@@ -170,64 +205,27 @@ class _PrivilegesView:
         except Exception as error:  # noqa: BLE001 -- this role's error, whatever the database holds
             return make_unexpected(error)
 
-    def _to_date(self, one: PlannedGrantee, decision: PrivilegeDecision | PgRoleError) -> frozenset[ObjectId]:
+    def find_missing(self, one: PlannedGrantee, decision: PrivilegeDecision | PgRoleError) -> frozenset[ObjectId]:
+        """Returns the objects whose age decides whether what the role lacks there is drift."""
         if self.applied is None or not one.exists or isinstance(decision, PgRoleError):
             return frozenset()
         return find_objects_to_date(decision, self.observed)
 
-    async def read_older(
-        self,
-        connection: Connection,
-        some: Sequence[PlannedGrantee],
-        decided: Sequence[PrivilegeDecision | PgRoleError],
-    ) -> frozenset[tuple[int, ObjectId]]:
-        """Returns the pairs of a role and an object on which it lacks something that existed when what the role
-        declares was last applied. Raises PgRoleError.
-        """
-        asked = [
-            (one.grantee.oid, each)
-            for one, decision in zip(some, decided, strict=True)
-            for each in self._to_date(one, decision)
-            if each.oid < FIRST_PLACEHOLDER  # roles that the plan creates are new
-        ]
-        return await read_older(connection, asked) if asked else frozenset()
-
-    def _find_options(self, one: PlannedGrantee, decision: PrivilegeDecision | PgRoleError) -> GrantOptions:
+    def find_options(self, one: PlannedGrantee, decision: PrivilegeDecision | PgRoleError) -> GrantOptions:
         if isinstance(decision, PgRoleError):
             return {}
         return find_options(one.grantee.oid, decision.changes, self.observed)
 
-    async def read_passed_on(
+    def describe(
         self,
-        connection: Connection,
-        some: Sequence[PlannedGrantee],
-        decided: Sequence[PrivilegeDecision | PgRoleError],
-    ) -> Mapping[tuple[int, ObjectId], Sequence[PassedOn]]:
-        """Returns what these roles granted on objects on which they lose a grant option. Raises PgRoleError."""
-        asked = [
-            (one.grantee.oid, each)
-            for one, decision in zip(some, decided, strict=True)
-            for each in self._find_options(one, decision)
-        ]
-        return await read_passed_on(connection, asked) if asked else {}
-
-    def conclude(
-        self,
-        one: PlannedGrantee,
         decision: PrivilegeDecision | PgRoleError,
-        older: frozenset[tuple[int, ObjectId]],
-        passed_on: Mapping[tuple[int, ObjectId], Sequence[PassedOn]],
+        options: GrantOptions,
+        passed_on: Mapping[ObjectId, Sequence[PassedOn]],
     ) -> PlannedPrivileges:
-        missing_on = self._to_date(one, decision)
-        if missing_on:
-            new_objects = frozenset(each for each in missing_on if (one.grantee.oid, each) not in older)
-            decision = self.decide(one, new_objects)
         if isinstance(decision, PgRoleError):
             return PlannedPrivileges(errors=(_in(self.database, decision),))
         try:
-            options = self._find_options(one, decision)
-            granted = {each: passed_on.get((one.grantee.oid, each), ()) for each in options}
-            cascades = find_cascades(decision.changes, options, granted)
+            cascades = find_cascades(decision.changes, options, passed_on)
             return _describe(self.database, decision, self.observed.facts.version, cascades)
         except Exception as error:  # noqa: BLE001 -- this role's error, whatever the database holds
             return PlannedPrivileges(errors=(_in(self.database, make_unexpected(error)),))

@@ -313,7 +313,7 @@ class _ServerPlan:
         ]
         found = await plan_privileges(self._config.endpoint, some, self._simulation.references.databases, created)
         for case, _ in grantees:
-            case.privileges = found.of.get(case.subject.key)
+            case.privileges = found.by_object.get(case.subject.key)
         for note in found.notes:
             self._note(note)
 
