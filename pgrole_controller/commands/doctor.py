@@ -2,7 +2,7 @@
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, groupby
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pgrole_controller.commands.doctor_cluster import ClusterChecks, ClusterKnowledge
+from pgrole_controller.commands.doctor_cluster import ClusterChecks
 from pgrole_controller.commands.doctor_server import check_server
 from pgrole_controller.commands.output import finish, make_console, render_document, spell_error, write_document
 from pgrole_controller.commands.server_reading import (
@@ -67,11 +67,16 @@ async def examine(choice: ServerChoice, login: str | None) -> list[Finding]:
     """The findings, by area. Raises WrongSetting if neither a cluster nor a server is configured, and WrongKubeconfig
     if --kubeconfig or --context is wrong.
     """
-    known = ClusterKnowledge(cluster=read_settings({}, os.environ, only=("cluster_id",)).cluster_id)
+    cluster = read_settings({}, os.environ, only=("cluster_id",)).cluster_id
+    databases: Mapping[str, tuple[str, ...]] = {}
     try:
         async with open_cluster(choice.cluster) as client:
-            await ClusterChecks(client, choice, known).run()
-            servers = await _find_servers(client, choice, known)
+            checks = ClusterChecks(client, choice, cluster)
+            findings = await checks.run()
+            servers, unread = await _find_servers(client, choice, checks.servers)
+        findings, cluster = [*findings, *unread], checks.cluster
+        if choice.dsn is None or choice.server:
+            databases = checks.databases
     except NotConfigured as error:
         if choice.cluster.named and isinstance(error, WrongKubeconfig):
             raise
@@ -79,12 +84,10 @@ async def examine(choice: ServerChoice, login: str | None) -> list[Finding]:
             raise WrongSetting(
                 f"nothing to check: name a server with PGROLE_DSN, or a cluster with --kubeconfig ({error})"
             ) from error
-        known.findings.append(not_checked("API server", f"{error}. To check it, use --kubeconfig"))
+        findings = [not_checked("API server", f"{error}. To check it, use --kubeconfig")]
         servers = [of_dsn(choice.dsn)]
-    findings = list(known.findings)
-    databases = known.databases if choice.dsn is None or choice.server else {}
     by_server = await read_each(
-        servers, lambda one: check_server(one, login, databases.get(one.name), known.cluster), SERVERS_AT_ONCE
+        servers, lambda one: check_server(one, login, databases.get(one.name), cluster), SERVERS_AT_ONCE
     )
     findings += chain.from_iterable(by_server)
     if not servers:
@@ -93,19 +96,22 @@ async def examine(choice: ServerChoice, login: str | None) -> list[Finding]:
     return findings
 
 
-async def _find_servers(client: "Client", choice: ServerChoice, known: ClusterKnowledge) -> list[ServerConfig]:
+async def _find_servers(
+    client: "Client", choice: ServerChoice, names: Sequence[str]
+) -> tuple[list[ServerConfig], list[Finding]]:
     """Returns the chosen server; else that of the DSN; else every PgServer. One that cannot be read is a finding."""
     if choice.server is None and choice.dsn is not None:
-        return [of_dsn(choice.dsn)]
+        return [of_dsn(choice.dsn)], []
     found: list[ServerConfig] = []
-    for name in known.servers:
+    unread: list[Finding] = []
+    for name in names:
         try:
             found.append(await read_server(client, name, choice.own_namespace))
         except (PgRoleError, KubeError) as error:
-            known.findings.append(not_checked(f"PgServer {name}", spell_error(error)))
+            unread.append(not_checked(f"PgServer {name}", spell_error(error)))
     if choice.dsn is not None:
-        return [at_dsn(found[0], choice.dsn) if found else of_dsn(choice.dsn)]
-    return found
+        found = [at_dsn(found[0], choice.dsn) if found else of_dsn(choice.dsn)]
+    return found, unread
 
 
 def _show(findings: Sequence[Finding], output: str) -> int:

@@ -51,39 +51,46 @@ RENEWAL_SECONDS = 5.0
 MOST_INSTALLATIONS = 50
 
 
-@dataclass(slots=True)
-class ClusterKnowledge:
-    """What the checks of servers use from the cluster. `cluster`: its id in claims; None: unknown. `databases`: those
-    with managed privileges, by PgServer on which the controller reports.
+@dataclass(frozen=True, slots=True)
+class CheckedInstallation:
+    """The controller as its Deployment configures it. `lease`, `account`: names of its Lease and ServiceAccount.
+    `elects`: its processes elect a leader. `watched`: the only namespace that it serves; empty: all. `upgrade`: the
+    command that applies the chart again, where Helm installed the Deployment.
     """
 
-    findings: list[Finding] = field(default_factory=list)
-    cluster: str | None = None
-    servers: tuple[str, ...] = ()
-    databases: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    lease: str = "pgrole-controller"
+    account: str = "pgrole-controller"
+    elects: bool = True
+    watched: str = ""
+    upgrade: tuple[Remedy, ...] = ()
 
 
 @dataclass(slots=True)
 class ClusterChecks:
-    """The checks of one cluster, one method for each question."""
+    """The checks of one cluster, one method for each question. What is learned from their answers:
+
+    - `cluster`: its id in claims; None: unknown.
+    - `servers`: names of the chosen PgServers. `databases`: those with managed privileges, by PgServer on which the
+      controller reports.
+    - `ahead`: the API server's clock, compared with this machine's.
+    - `absent`: no Deployment of the controller is in its namespace.
+    """
 
     client: "Client"
     choice: ServerChoice
-    known: ClusterKnowledge
+    cluster: str | None = None
+    servers: tuple[str, ...] = ()
+    databases: dict[str, tuple[str, ...]] = field(default_factory=dict)
     user: str = "you"
-    ahead: timedelta = timedelta()  # the API server's clock, compared with this machine's
-    lease: str = "pgrole-controller"
-    account: str = "pgrole-controller"
-    elects: bool = True  # whether its processes elect a leader
-    watched: str = ""  # the only namespace that the controller serves; empty: all
-    absent: bool = False  # no Deployment of the controller is in its namespace
-    release: tuple[Remedy, ...] = ()  # the command that applies the chart again, where Helm installed the Deployment
+    ahead: timedelta = timedelta()
+    installation: CheckedInstallation = CheckedInstallation()
+    absent: bool = False
 
-    async def run(self) -> None:
-        """Adds to `known`. Never raises an error of the API server."""
-        checks = CheckList(CLUSTER, self.known.findings)
+    async def run(self) -> list[Finding]:
+        """Never raises an error of the API server."""
+        checks = CheckList(CLUSTER)
         if not await checks.run("API server", self._ask_version, failed=FindingState.PROBLEM):
-            return
+            return checks.findings
         for name, check in (
             ("clock", self._ask_clock),
             ("CRDs", self._ask_definitions),
@@ -96,6 +103,7 @@ class ClusterChecks:
             ("PgRoles", self._ask_roles),
         ):
             await checks.run(name, check)
+        return checks.findings
 
     async def _ask_version(self) -> list[Finding]:
         try:
@@ -177,10 +185,14 @@ class ClusterChecks:
             watched = str(variables.get("PGROLE_NAMESPACE") or "")
             if deployment is not deployments[0] and watched != self.choice.cluster.namespace:
                 continue  # of several installations, the checks are about the first, or the chosen namespace's own
-            self.elects = elects
-            self.lease, self.watched = str(variables.get("PGROLE_LEASE") or "pgrole-controller"), watched
-            self.account, self.release = judge.find_account(deployment), judge.upgrade_release(deployment)
-            self.known.cluster = str(variables.get("PGROLE_CLUSTER_ID") or "") or None
+            self.installation = CheckedInstallation(
+                str(variables.get("PGROLE_LEASE") or "pgrole-controller"),
+                judge.find_account(deployment),
+                elects,
+                watched,
+                judge.upgrade_release(deployment),
+            )
+            self.cluster = str(variables.get("PGROLE_CLUSTER_ID") or "") or None
         return judge.judge_deployment(deployments, namespace, __version__, unelected)
 
     async def _read_environment(self, deployment: dict[str, Any]) -> dict[str, Any]:
@@ -200,7 +212,7 @@ class ClusterChecks:
         return variables | own
 
     async def _ask_controller_rights(self) -> list[Finding]:
-        account = f"system:serviceaccount:{self.choice.own_namespace}:{self.account}"
+        account = f"system:serviceaccount:{self.choice.own_namespace}:{self.installation.account}"
         missing = []
         for one in judge.NEEDED:
             try:
@@ -216,12 +228,13 @@ class ClusterChecks:
         if self.absent and len(missing) == len(judge.NEEDED):
             why = f"{account} has none, and no Deployment runs as it. Name the controller's namespace: --own-namespace"
             return [not_checked("the controller's permissions", why)]
-        return [judge.judge_controller_rights(account, self.watched, missing, self.release)]
+        installation = self.installation
+        return [judge.judge_controller_rights(account, installation.watched, missing, installation.upgrade)]
 
     async def _may(self, right: RequiredRight, account: str | None) -> bool:
         """Whether RBAC allows it to `account`, or to the caller. Raises ApiError."""
         plural, _, subresource = right.resource.partition("/")
-        watched = (self.choice.cluster.namespace or "") if account is None else self.watched
+        watched = (self.choice.cluster.namespace or "") if account is None else self.installation.watched
         namespaces = {"own": self.choice.own_namespace, "watched": watched, "cluster": ""}
         spec: dict[str, Any] = {
             "resourceAttributes": {
@@ -230,7 +243,7 @@ class ClusterChecks:
                 "resource": plural,
                 "subresource": subresource,
                 "namespace": namespaces[right.where],
-                "name": right.name.format(lease=self.lease),
+                "name": right.name.format(lease=self.installation.lease),
             }
         }
         if account is not None:
@@ -244,9 +257,9 @@ class ClusterChecks:
         return mapping(review.get("status")).get("allowed") is True
 
     async def _ask_lease(self) -> list[Finding]:
-        if not self.elects:  # a Lease from before it was switched off has no holder
+        if not self.installation.elects:  # a Lease from before it was switched off has no holder
             return [Finding(CLUSTER, "lease", FindingState.OK, "leader election is off: no Lease")]
-        namespace = self.choice.own_namespace
+        name, namespace = self.installation.lease, self.choice.own_namespace
         try:
             lease = await self._read_lease()
             now, later = datetime.now(UTC) + self.ahead, None
@@ -256,19 +269,20 @@ class ClusterChecks:
         except ApiError as error:
             if error.status != 403:
                 raise
-            return [not_checked("lease", f"you may not read Lease {self.lease} in namespace {namespace}")]
-        return [judge.judge_lease(self.lease, namespace, lease, now, later)]
+            return [not_checked("lease", f"you may not read Lease {name} in namespace {namespace}")]
+        return [judge.judge_lease(name, namespace, lease, now, later)]
 
     async def _read_lease(self) -> dict[str, Any] | None:
+        path = LEASES.path(self.choice.own_namespace, self.installation.lease)
         try:
-            return parse(await self.client.request("GET", LEASES.path(self.choice.own_namespace, self.lease)))
+            return parse(await self.client.request("GET", path))
         except ApiError as error:
             if error.status != 404:
                 raise
             return None
 
     async def _ask_cluster(self) -> list[Finding]:
-        if self.known.cluster is not None:
+        if self.cluster is not None:
             return []
         try:
             system = parse(await self.client.request("GET", NAMESPACES.path(None, "kube-system")))
@@ -276,7 +290,7 @@ class ClusterChecks:
             if error.status not in (403, 404):
                 raise
             return []  # then only the claims of this cluster cannot be told from others
-        self.known.cluster = str(mapping(system.get("metadata")).get("uid") or "") or None
+        self.cluster = str(mapping(system.get("metadata")).get("uid") or "") or None
         return []
 
     async def _ask_servers(self) -> list[Finding]:
@@ -287,14 +301,14 @@ class ClusterChecks:
                 raise
             return [not_checked("PgServers", "you may not list them" if error.status == 403 else "no CRD")]
         chosen = [one for one in objects if self.choice.server in (None, _name_of(one))]
-        self.known.servers = tuple(_name_of(one) for one in chosen)
+        self.servers = tuple(_name_of(one) for one in chosen)
         findings = [judge.judge_server(one) for one in chosen]
         for one, finding in zip(chosen, findings, strict=True):
             listed = sequence(mapping(one.get("status")).get("databases"))
             names = (mapping(entry).get("name") for entry in listed)
             databases = tuple(name for name in names if isinstance(name, str))
             if databases or finding.state is FindingState.OK:  # else no controller has reported on them
-                self.known.databases[_name_of(one)] = databases
+                self.databases[_name_of(one)] = databases
         return findings or [self._judge_missing(self.choice.server)]
 
     def _judge_missing(self, server: str | None) -> Finding:

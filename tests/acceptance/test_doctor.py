@@ -12,7 +12,7 @@ import pytest_asyncio
 import yaml
 
 from pgrole_controller.commands.doctor import examine
-from pgrole_controller.commands.doctor_cluster import ClusterChecks, ClusterKnowledge
+from pgrole_controller.commands.doctor_cluster import ClusterChecks
 from pgrole_controller.commands.server_reading import open_cluster
 from pgrole_controller.core.findings.finding import Finding, FindingState
 from pgrole_controller.local.apiserver import ApiServer
@@ -228,10 +228,10 @@ async def test_of_several_installations_the_one_of_the_chosen_namespace_is_check
 async def identify(cluster: ApiServer, own: str, namespace: str | None = None) -> str | None:
     """The cluster's id in claims, for an environment with the id `own`."""
     choice = choose(kubeconfig=str(cluster.kubeconfig), own_namespace="named-system", namespace=namespace)
-    known = ClusterKnowledge(cluster=own)
     async with open_cluster(choice.cluster) as client:
-        await ClusterChecks(client, choice, known).run()
-    return known.cluster
+        checks = ClusterChecks(client, choice, own)
+        await checks.run()
+    return checks.cluster
 
 
 async def test_the_cluster_has_the_name_that_its_controller_uses_in_claims(cluster: ApiServer) -> None:

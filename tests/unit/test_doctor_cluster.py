@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import anyio
 import pytest
 
-from pgrole_controller.commands.doctor_cluster import ClusterChecks, ClusterKnowledge
+from pgrole_controller.commands.doctor_cluster import ClusterChecks
 from pgrole_controller.core.findings.finding import FindingState
 from tests.commands import choose
 from tests.timelapse import in_timelapse
@@ -40,7 +40,7 @@ class NoObjects:
 
 async def judge(answers: LeaseAnswers, ahead: timedelta = timedelta()) -> FindingState:
     """`ahead`: the API server's clock, compared with this machine's."""
-    checks = ClusterChecks(cast("Client", answers), choose(), ClusterKnowledge(), ahead=ahead)
+    checks = ClusterChecks(cast("Client", answers), choose(), ahead=ahead)
     (finding,) = await checks._ask_lease()
     return finding.state
 
@@ -74,7 +74,7 @@ async def test_a_lease_is_recent_by_the_clock_of_the_api_server() -> None:
 async def test_the_dsn_stands_for_the_default_server(
     server: str | None, dsn: str | None, state: FindingState, said: str
 ) -> None:
-    checks = ClusterChecks(cast("Client", NoObjects()), choose(dsn=dsn, server=server), ClusterKnowledge())
+    checks = ClusterChecks(cast("Client", NoObjects()), choose(dsn=dsn, server=server))
     (finding,) = await checks._ask_servers()
     assert finding.state is state
     assert said in finding.text

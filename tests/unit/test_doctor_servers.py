@@ -24,11 +24,11 @@ async def test_servers_are_checked_at_once_within_a_limit_and_listed_in_order(mo
     async def open_cluster(_: object) -> AsyncIterator[None]:
         yield None
 
-    async def find_servers(*_: object) -> list[Any]:
+    async def find_servers(*_: object) -> tuple[list[Any], list[Finding]]:
         found = [Mock() for _ in names]
         for server, name in zip(found, names, strict=True):
             server.name = name
-        return found
+        return found, []
 
     async def check_server(server: Any, *_: object) -> list[Finding]:
         nonlocal running, most
@@ -40,9 +40,12 @@ async def test_servers_are_checked_at_once_within_a_limit_and_listed_in_order(mo
         return [Finding(server.name, "connection", FindingState.OK, "reached")]
 
     class NoChecks:
+        cluster, servers, databases = None, (), dict[str, tuple[str, ...]]()
+
         def __init__(self, *_: object) -> None: ...
 
-        async def run(self) -> None: ...
+        async def run(self) -> list[Finding]:
+            return []
 
     monkeypatch.setattr(doctor, "open_cluster", open_cluster)
     monkeypatch.setattr(doctor, "ClusterChecks", NoChecks)
