@@ -16,15 +16,15 @@ from pgrole_controller.commands.plan_model import (
 )
 from pgrole_controller.commands.plan_privileges import PlannedPrivileges
 from pgrole_controller.commands.plan_words import describe_changes, describe_password
-from pgrole_controller.controller.objects import Target
 from pgrole_controller.core.ddl import statements
 from pgrole_controller.core.diff import Create
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Waiting
 from pgrole_controller.core.password import DesiredPassword, PasswordOrigin
 from pgrole_controller.core.plan import Action, Plan
+from pgrole_controller.core.policy import Policy
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.simulation import SimulatedObject, Simulation, simulate, split_late
-from pgrole_controller.core.state import Observed, Server
+from pgrole_controller.core.state import Desired, Observed, Server
 
 if TYPE_CHECKING:
     from pgrole_controller.api.pgrole import PgRole
@@ -60,38 +60,53 @@ class Subject:
 
 @dataclass(slots=True)
 class PlanCase:
-    """One object on its way to a result."""
+    """One object on its way to a result. `placeholder`: the oid of its role if the plan creates that. `assumed`:
+    nothing proves the claim in `observed`.
+    """
 
     subject: Subject
-    target: Target | None = None
-    observed: Observed | PgRoleError | None = None
-    decision: Plan | PgRoleError | None = None
+    desired: Desired
+    policy: Policy
+    placeholder: int
+    observed: Observed | PgRoleError
     assumed: bool = False
+    decision: Plan | PgRoleError | None = None
     privileges: PlannedPrivileges | None = None
+
+    @property
+    def planned(self) -> tuple[Observed, Plan] | None:
+        """What is observed and planned; None if the object was not decided, or without a plan."""
+        if isinstance(self.observed, Observed) and isinstance(self.decision, Plan):
+            return self.observed, self.decision
+        return None
+
+    def oid(self, plan: Plan) -> int:
+        return self.placeholder if plan.oid is None else plan.oid
 
 
 class PlanConclusion:
     """For the objects of one server. `name`: of its PgServer."""
 
-    def __init__(self, name: str, server: Server, simulation: Simulation | None) -> None:
+    def __init__(self, name: str, server: Server, simulation: Simulation) -> None:
         self._name = name
         self._server = server
         self._simulation = simulation
 
     def conclude(self, case: PlanCase) -> PlannedObject:
-        subject, decision = case.subject, case.decision
-        made = PlannedObject(subject.key, subject.place, subject.pgrole.role_name, self._name)
-        if decision is None:
-            return made
-        if isinstance(decision, PgRoleError):
-            return _without_plan(made, decision)
-        return self._of_plan(made, case, decision)
+        if case.planned is not None:
+            return self._of_plan(case, *case.planned)
+        if isinstance(case.decision, PgRoleError):
+            return self.conclude_error(case.subject, case.decision)
+        return self._begin(case.subject)
 
-    def _of_plan(self, made: PlannedObject, case: PlanCase, plan: Plan) -> PlannedObject:
-        desired = case.target.desired if case.target else None
-        observed, simulation, privileges = case.observed, self._simulation, case.privileges
-        if desired is None or not isinstance(observed, Observed) or simulation is None:
-            return made
+    def conclude_error(self, subject: Subject, error: PgRoleError) -> PlannedObject:
+        return _without_plan(self._begin(subject), error)
+
+    def _begin(self, subject: Subject) -> PlannedObject:
+        return PlannedObject(subject.key, subject.place, subject.pgrole.role_name, self._name)
+
+    def _of_plan(self, case: PlanCase, observed: Observed, plan: Plan) -> PlannedObject:
+        simulation, privileges = self._simulation, case.privileges
         existing = next((one.role for one in (observed.named, observed.claimed) if one and one.oid == plan.oid), None)
         others = {name: role for name, role in simulation.created.items() if name != plan.role_name}
         early, late = split_late(plan.changes, others)
@@ -102,8 +117,8 @@ class PlanConclusion:
             if some
         ]
         changes = describe_changes(plan.changes, existing)
-        changes += self._reported(case, plan)
-        notes = list(self._notes_of(case, plan))
+        changes += self._reported(case, observed, plan)
+        notes = list(self._notes_of(case, observed, plan))
         refusals, waits, errors = _sort(plan.pending)
         drift = (*plan.drift, *plan.reported)
         if privileges is not None:
@@ -115,7 +130,7 @@ class PlanConclusion:
             errors += privileges.errors
             drift += ("privileges",) if privileges.drift else ()
         done = replace(
-            made,
+            self._begin(case.subject),
             changes=tuple(changes),
             sql=tuple(sql),
             drift=tuple(dict.fromkeys(drift)),
@@ -126,14 +141,13 @@ class PlanConclusion:
         )
         return replace(done, action=_action_of(done, plan))
 
-    def _reported(self, case: PlanCase, plan: Plan) -> tuple[PlannedChange, ...]:
+    def _reported(self, case: PlanCase, observed: Observed, plan: Plan) -> tuple[PlannedChange, ...]:
         """Returns the differences that drift.policy Report does not correct."""
-        target, observed = case.target, case.observed
-        if not plan.reported or target is None or target.desired is None or not isinstance(observed, Observed):
+        if not plan.reported:
             return ()
-        references = self._simulation.references if self._simulation else observed.references
+        references = self._simulation.references
         one = SimulatedObject(
-            replace(target.desired, report_only=False), replace(observed, references=references), target.policy
+            replace(case.desired, report_only=False), replace(observed, references=references), case.policy
         )
         (corrected,) = simulate([one], self._server, make_unexpected).decisions
         if not isinstance(corrected, Plan):
@@ -142,17 +156,16 @@ class PlanConclusion:
         some = tuple(change for change in corrected.changes if change.field in plan.reported)
         return describe_changes(some, existing, corrected=False)
 
-    def _notes_of(self, case: PlanCase, plan: Plan) -> tuple[str, ...]:
-        spec, notes = case.subject.pgrole.spec, list[str]()
-        desired = case.target.desired if case.target else None
-        if spec.password is not None and desired is not None and not desired.terminating:
+    def _notes_of(self, case: PlanCase, observed: Observed, plan: Plan) -> tuple[str, ...]:
+        spec, desired, notes = case.subject.pgrole.spec, case.desired, list[str]()
+        if spec.password is not None and not desired.terminating:
             if any(isinstance(change, Create) for change in plan.changes):
                 notes.append(_describe_new_password(spec.password))
             elif desired.password.origin is PasswordOrigin.ELSEWHERE:
                 notes.append(NOT_COMPARED)
         if spec.privileges and any(isinstance(one, Refused) for one in plan.pending):
             notes.append(_PRIVILEGES_LEFT)
-        if isinstance(case.observed, Observed) and (former := case.observed.former):
+        if former := observed.former:
             names = ", ".join(f'"{name}"' for name, _ in former[:_NAMED])
             notes.append(
                 f"this object has a claim on role {names}: spec.name is immutable, so the API server rejects this "
