@@ -1,4 +1,6 @@
-"""commands/doctor_cluster: what `doctor` says of the Lease, whatever the clocks show, and of missing PgServers."""
+"""commands/doctor_cluster: what `doctor` says of the Lease, whatever the clocks show, of missing PgServers, and of a
+version that it may not read.
+"""
 
 import json
 from collections import deque
@@ -10,6 +12,7 @@ import pytest
 
 from pgrole_controller.commands.doctor_cluster import ClusterChecks
 from pgrole_controller.core.findings.finding import FindingState
+from pgrole_controller.kube.errors import ApiError
 from tests.commands import choose
 from tests.timelapse import in_timelapse
 
@@ -78,3 +81,12 @@ async def test_the_dsn_stands_for_the_default_server(
     (finding,) = await checks._ask_servers()
     assert finding.state is state
     assert said in finding.text
+
+
+async def test_a_version_that_the_caller_may_not_read_is_hidden() -> None:
+    class NoVersion:
+        async def request(self, *_: Any, **__: Any) -> bytes:
+            raise ApiError(403, "Forbidden", "no")
+
+    (finding,) = await ClusterChecks(cast("Client", NoVersion()), choose())._ask_version()
+    assert (finding.state, finding.text) == (FindingState.OK, "reachable; its version is hidden from you")
