@@ -137,7 +137,7 @@ async def _server(
         sessions = Sessions(tasks, None, namespaces)
         viewer = await _owner(arguments, sessions, namespaces)
         owner = OwnerKey(viewer, lambda token: announce(f"{arguments.address(port)}?token={token}"))
-        sessions.ended = owner.renew
+        sessions.on_end = owner.renew
         server = ConsoleServer(RequestRules(hosts, port), sessions, pages, owner, cookie=f"pgrole-{port}")
     tasks.start_soon(sessions.sweep)
     return server

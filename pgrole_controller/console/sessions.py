@@ -17,6 +17,7 @@ from typing import Protocol
 import anyio
 from anyio.abc import TaskGroup
 
+from pgrole_controller.console.login_throttle import Failures, LoginQueues, Rejected
 from pgrole_controller.console.scope import ask_name
 from pgrole_controller.console.viewed_objects import SharedObjects
 from pgrole_controller.console.viewer import Viewer
@@ -34,13 +35,6 @@ MOST_ENDED = 200  # ended sessions whose reason is remembered
 LONGEST_SECONDS = 8 * 3600.0
 SWEEP_SECONDS = 1.0
 
-#: Attempts to log in that fail: for one address and altogether, in a minute. After that, they are slowed down.
-MOST_FAILURES = 10
-MOST_FAILURES_IN_ALL = 60
-FAILURE_SECONDS = 60.0
-#: Seconds between two checks of those that are slowed down.
-SLOWED_SECONDS = 0.05
-MOST_WAITING = 100
 #: Tokens that are checked at once.
 MOST_CHECKS = 4
 
@@ -58,14 +52,6 @@ _TOKEN = re.compile(r"[A-Za-z0-9\-._~+/]+=*\Z")
 def to_bytes(text: str) -> bytes:
     """Encodes what a client sent. aiohttp passes bytes that are not UTF-8 on as surrogates."""
     return text.encode(errors="surrogatepass")
-
-
-class Rejected(Exception):
-    """The viewer is not admitted; the message says why, without the token. `status` is of HTTP."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 class ApiSource(Protocol):
@@ -86,64 +72,6 @@ class ViewerSession:
     csrf: str = field(default_factory=lambda: secrets.token_urlsafe(24), repr=False)
 
 
-class Failures:
-    """Counts failed attempts to log in. An attempt counts from its beginning. Times are in seconds of one clock."""
-
-    def __init__(self) -> None:
-        self._since = 0.0
-        self._by_address: dict[str, int] = {}
-
-    def exceeded(self, address: str | None, now: float) -> bool:
-        if address is None:
-            return False
-        if now - self._since >= FAILURE_SECONDS:
-            self._since, self._by_address = now, {}
-        in_all = sum(self._by_address.values())
-        return self._by_address.get(address, 0) >= MOST_FAILURES or in_all >= MOST_FAILURES_IN_ALL
-
-    def count(self, address: str | None) -> None:
-        if address is not None:
-            self._by_address[address] = self._by_address.get(address, 0) + 1
-
-    def forgive(self, address: str | None) -> None:
-        """The attempt did not fail, or not through its own fault."""
-        if address is not None and self._by_address.get(address):
-            self._by_address[address] -= 1
-
-
-class LoginQueues:
-    """Where attempts wait after too many failed. Addresses take turns, and attempts from one are in order.
-
-    A correct token waits for those before it, for MOST_WAITING turns at most. When so many wait, the newest attempt of
-    the address with the most of them is refused, so an address that floods the console delays no other.
-    """
-
-    def __init__(self) -> None:
-        self._turn = anyio.Lock()
-        self._by_address: dict[str, tuple[anyio.Lock, list[anyio.CancelScope]]] = {}
-
-    def __len__(self) -> int:
-        """Attempts that wait."""
-        return sum(len(waiting) for _, waiting in self._by_address.values())
-
-    async def wait(self, address: str) -> None:
-        """Returns when it is this attempt's turn. Raises Rejected."""
-        queue, waiting = self._by_address.setdefault(address, (anyio.Lock(), []))
-        with anyio.CancelScope() as scope:
-            waiting.append(scope)
-            try:
-                if len(self) > MOST_WAITING:
-                    max((each for _, each in self._by_address.values()), key=len)[-1].cancel()
-                async with queue, self._turn:  # locks are fair: one attempt of each address waits for a turn
-                    await anyio.sleep(SLOWED_SECONDS)
-            finally:
-                waiting.remove(scope)
-                if not waiting:
-                    self._by_address.pop(address, None)
-        if scope.cancelled_caught:
-            raise Rejected(429, "too many attempts to log in failed: wait a minute")
-
-
 class Sessions:
     def __init__(self, tasks: TaskGroup, api: ApiSource | None, namespaces: tuple[str, ...] = ()) -> None:
         """`api` None: no tokens are accepted. `namespaces`: tried for viewers who may not list PgRoles in all."""
@@ -153,13 +81,13 @@ class Sessions:
         self._namespaces = namespaces
         self._key = secrets.token_bytes(32)
         self._sessions: dict[bytes, ViewerSession] = {}
-        self._ended: dict[bytes, str] = {}
+        self._reasons: dict[bytes, str] = {}  # why sessions ended, by digest
         self._scopes: dict[Viewer, anyio.CancelScope] = {}
         self._by_token: dict[bytes, Viewer] = {}
         self._failures = Failures()
         self._queues = LoginQueues()
         self._checks = anyio.Semaphore(MOST_CHECKS)
-        self.ended: Callable[[], None] = lambda: None  # called after a session ended
+        self.on_end: Callable[[], None] = lambda: None  # called after a session ended
 
     def __len__(self) -> int:
         """Number of viewers."""
@@ -178,7 +106,10 @@ class Sessions:
         return self.digest(f"form {text}").hex()
 
     def find(self, cookie: str) -> ViewerSession | None:
-        session = self._sessions.get(self.digest(cookie))
+        return self._current(self.digest(cookie))
+
+    def _current(self, digest: bytes) -> ViewerSession | None:
+        session = self._sessions.get(digest)
         if session is not None and anyio.current_time() >= session.ends_at:
             self.end(session, OVER)
             return None
@@ -186,7 +117,7 @@ class Sessions:
 
     def why_ended(self, cookie: str) -> str:
         """Returns why the session of this cookie ended, for its viewer; empty without a cookie."""
-        return self._ended.get(self.digest(cookie), FORGOTTEN) if cookie else ""
+        return self._reasons.get(self.digest(cookie), FORGOTTEN) if cookie else ""
 
     async def log_in(self, token: str, namespaces: tuple[str, ...], address: str) -> tuple[ViewerSession, str]:
         """Returns the session and what its cookie holds. `address`: whose failures are counted. Raises Rejected."""
@@ -198,11 +129,9 @@ class Sessions:
         names it. Raises Rejected.
         """
         digest = self.digest(f"header {token}")
-        session = self._sessions.get(digest)
+        session = self._current(digest)
         if session is not None:
-            if anyio.current_time() < session.ends_at:
-                return session
-            self.end(session)
+            return session
         viewer = await self._admit(token, (), address)
         found = self._sessions.get(digest)
         return found if found is not None and found.viewer is viewer else self._open(viewer, digest)
@@ -231,7 +160,7 @@ class Sessions:
             return
         self._note_end(session.digest, why)
         log.info("session ended", extra={"viewer": session.viewer.name})
-        self.ended()
+        self.on_end()
         session.viewer.live.close(session)
         if not any(one.viewer is session.viewer for one in self._sessions.values()):
             self._dismiss(session.viewer)
@@ -250,9 +179,9 @@ class Sessions:
 
     def _note_end(self, digest: bytes, why: str) -> None:
         if why:
-            self._ended[digest] = why
-        while len(self._ended) > MOST_ENDED:
-            del self._ended[next(iter(self._ended))]
+            self._reasons[digest] = why
+        while len(self._reasons) > MOST_ENDED:
+            del self._reasons[next(iter(self._reasons))]
 
     async def _admit(self, token: str, namespaces: tuple[str, ...], address: str | None) -> Viewer:
         """`address`: whose failures are counted; None for a proxy that speaks for many and names none."""

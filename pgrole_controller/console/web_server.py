@@ -21,6 +21,7 @@ from aiohttp import hdrs, web
 
 from pgrole_controller.console.connections import LONGEST_BODY, Connections
 from pgrole_controller.console.live import TooManyFeeds, send_events
+from pgrole_controller.console.login_throttle import Rejected
 from pgrole_controller.console.scope import read_namespaces
 from pgrole_controller.console.security import (
     RequestRules,
@@ -31,7 +32,7 @@ from pgrole_controller.console.security import (
     is_from_elsewhere,
     named_client,
 )
-from pgrole_controller.console.sessions import Rejected, Sessions, ViewerSession, to_bytes
+from pgrole_controller.console.sessions import LONGEST_SECONDS, Sessions, ViewerSession, to_bytes
 from pgrole_controller.console.snapshot import PageQuestion, Snapshot
 from pgrole_controller.console.viewer import TooManyPages, Viewer
 from pgrole_controller.logs import describe_error
@@ -44,7 +45,6 @@ FORM_SECONDS = 10.0
 #: Pages that are rendered at once.
 MOST_RENDERED = 2
 LONGEST_QUERY = 2048  # characters
-COOKIE_SECONDS = 8 * 3600
 MOST_FIELDS = 8  # of a form
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -89,14 +89,14 @@ class OwnerKey:
 class ConsoleServer:
     def __init__(
         self,
-        policy: RequestRules,
+        rules: RequestRules,
         sessions: Sessions,
         pages: Pages,
         owner: OwnerKey | None = None,
         cookie: str = "pgrole",
     ) -> None:
         """`owner`: on a laptop, the only one who can have a session. `cookie`: part of its name."""
-        self._policy = policy
+        self._rules = rules
         self._sessions = sessions
         self._pages = pages
         self._owner = owner
@@ -152,7 +152,7 @@ class ConsoleServer:
     async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         if request.path == "/healthz":
             return await handler(request)
-        problem = self._policy.problem(request)
+        problem = self._rules.problem(request)
         if problem is None and len(request.query_string) > LONGEST_QUERY:
             problem = "the address is too long"
         if problem is not None:
@@ -221,10 +221,10 @@ class ConsoleServer:
 
     async def _session(self, request: web.Request) -> ViewerSession | None:
         """The session of the token that a trusted proxy sent, else of the cookie. Raises Rejected."""
-        if self._sessions.accepts_tokens and self._policy.trusts(address_of(request)):
+        if self._sessions.accepts_tokens and self._rules.trusts(address_of(request)):
             token = bearer_token(request)
             if token:
-                return await self._sessions.of_header(token, named_client(request, self._policy))
+                return await self._sessions.of_header(token, named_client(request, self._rules))
         cookie = request.cookies.get(self._cookie)
         return self._sessions.find(cookie) if cookie else None
 
@@ -251,7 +251,7 @@ class ConsoleServer:
             return self._login_form(request, "the form has expired: try again", 403)
         namespaces = read_namespaces(form.get("namespaces", "")[:LONGEST_QUERY])
         try:
-            client = client_of(request, self._policy)
+            client = client_of(request, self._rules)
             _, content = await self._sessions.log_in(form.get("token", "").strip(), namespaces, client)
         except Rejected as error:
             response = self._login_form(request, str(error), error.status)
@@ -307,7 +307,7 @@ class ConsoleServer:
     @staticmethod
     def _set_cookie(response: web.StreamResponse, name: str, content: str) -> None:
         response.set_cookie(
-            name, content, max_age=COOKIE_SECONDS, path="/", secure=True, httponly=True, samesite="Strict"
+            name, content, max_age=int(LONGEST_SECONDS), path="/", secure=True, httponly=True, samesite="Strict"
         )
 
 

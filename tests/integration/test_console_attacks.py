@@ -14,7 +14,7 @@ import anyio
 import pytest
 import yarl
 
-from pgrole_controller.console import connections, sessions, viewer
+from pgrole_controller.console import connections, login_throttle, sessions, viewer
 from pgrole_controller.console.console_command import serve
 from pgrole_controller.console.snapshot import PageQuestion, Snapshot
 from pgrole_controller.local.apiserver import ApiServer
@@ -462,10 +462,10 @@ class TestTokens:
     async def test_guessing_tokens_is_slowed_down(self, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
         waited: list[str] = []
 
-        async def wait(_: sessions.LoginQueues, address: str) -> None:
+        async def wait(_: login_throttle.LoginQueues, address: str) -> None:
             waited.append(address)
 
-        monkeypatch.setattr(sessions.LoginQueues, "wait", wait)
+        monkeypatch.setattr(login_throttle.LoginQueues, "wait", wait)
         async with run_test_console(**given) as console, console.browser() as browser:
             csrf = await browser.form_token()
             answers: list[int] = []
@@ -475,10 +475,10 @@ class TestTokens:
                 answers.append(await browser.status("/login", "POST", data=data))
 
             async with anyio.create_task_group() as tasks:
-                for number in range(3 * sessions.MOST_FAILURES):
+                for number in range(3 * login_throttle.MOST_FAILURES):
                     tasks.start_soon(guess, number)
-        assert answers == [401] * 3 * sessions.MOST_FAILURES
-        assert waited == ["127.0.0.1"] * 2 * sessions.MOST_FAILURES
+        assert answers == [401] * 3 * login_throttle.MOST_FAILURES
+        assert waited == ["127.0.0.1"] * 2 * login_throttle.MOST_FAILURES
 
     @pytest.mark.parametrize("forwarded", [False, True])
     async def test_a_correct_token_is_accepted_while_others_guess_behind_the_same_proxy(
@@ -490,13 +490,13 @@ class TestTokens:
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         turns: list[str] = []
-        wait = sessions.LoginQueues.wait
+        wait = login_throttle.LoginQueues.wait
 
-        async def note(queues: sessions.LoginQueues, address: str) -> None:
+        async def note(queues: login_throttle.LoginQueues, address: str) -> None:
             turns.append(address)
             await wait(queues, address)
 
-        monkeypatch.setattr(sessions.LoginQueues, "wait", note)
+        monkeypatch.setattr(login_throttle.LoginQueues, "wait", note)
         token = await Accounts(api_server).create(namespace, sees=[namespace])
         given |= {"trusted_proxies": ("127.0.0.0/8",)} if forwarded else {}
         async with run_test_console(**given) as console:

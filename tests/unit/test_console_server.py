@@ -17,14 +17,12 @@ from aiohttp.test_utils import make_mocked_request
 from multidict import CIMultiDict
 
 from pgrole_controller.cli import main
-from pgrole_controller.console import sessions
+from pgrole_controller.console import login_throttle
 from pgrole_controller.console.console_arguments import LOOPBACK, read_networks
 from pgrole_controller.console.console_command import BACKLOG, make_announce
 from pgrole_controller.console.console_parser import add_console, read_arguments
 from pgrole_controller.console.live import MOST_FEEDS, Live, TooManyFeeds
-from pgrole_controller.console.scope import MOST_TRIED, read_namespaces
-from pgrole_controller.console.security import RequestRules, client_of, named_client
-from pgrole_controller.console.sessions import (
+from pgrole_controller.console.login_throttle import (
     FAILURE_SECONDS,
     MOST_FAILURES,
     MOST_FAILURES_IN_ALL,
@@ -32,8 +30,10 @@ from pgrole_controller.console.sessions import (
     Failures,
     LoginQueues,
     Rejected,
-    Sessions,
 )
+from pgrole_controller.console.scope import MOST_TRIED, read_namespaces
+from pgrole_controller.console.security import RequestRules, client_of, named_client
+from pgrole_controller.console.sessions import Sessions
 from pgrole_controller.console.viewed_objects import PROGRESS, SharedObjects, ViewedObjects, ViewedStore, ViewerRoom
 from pgrole_controller.console.web_server import OwnerKey
 from pgrole_controller.core.request import Key
@@ -414,7 +414,7 @@ def test_a_proxy_that_names_no_client_is_none_itself(peer: str) -> None:
 
 
 async def test_addresses_take_turns_and_attempts_from_one_are_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions, "SLOWED_SECONDS", 0.001)
+    monkeypatch.setattr(login_throttle, "SLOWED_SECONDS", 0.001)
     queues, order = LoginQueues(), []
 
     async def attempt(address: str, number: int) -> None:
@@ -434,7 +434,7 @@ async def test_addresses_take_turns_and_attempts_from_one_are_in_order(monkeypat
 
 
 async def test_an_address_that_floods_the_queues_delays_only_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions, "SLOWED_SECONDS", 0.001)
+    monkeypatch.setattr(login_throttle, "SLOWED_SECONDS", 0.001)
     queues, ends = LoginQueues(), []
 
     async def attempt(address: str) -> None:
@@ -461,6 +461,6 @@ async def test_a_cancelled_attempt_leaves_its_queue(monkeypatch: pytest.MonkeyPa
     with anyio.move_on_after(0.001):
         await queues.wait("a")
     assert len(queues) == 0
-    monkeypatch.setattr(sessions, "SLOWED_SECONDS", 0.0)
+    monkeypatch.setattr(login_throttle, "SLOWED_SECONDS", 0.0)
     with anyio.fail_after(5):
         await queues.wait("a")
