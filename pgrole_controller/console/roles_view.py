@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from urllib.parse import urlencode
 
 from pgrole_controller.console.object_state import ObjectState
@@ -115,7 +115,7 @@ def view_roles(query: RoleQuery, summaries: Sequence[RoleSummary]) -> RolesPage:
     start = (page - 1) * PAGE_ROWS
     rows = tuple(found[start : start + PAGE_ROWS])
     return RolesPage(
-        query=RoleQuery(query.search, query.namespace, query.server, query.state, query.sort, page),
+        query=replace(query, page=page),
         rows=rows,
         first=start + 1 if rows else 0,
         last=start + len(rows),
