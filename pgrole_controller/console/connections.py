@@ -6,6 +6,7 @@ byte a second would hold a connection forever.
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import anyio
 from aiohttp import web
@@ -47,35 +48,43 @@ class Closing(asyncio.Protocol):
         transport.abort()
 
 
+@dataclass(slots=True)
+class _HeldConnection:
+    """`silent_since`: None while a request is being answered. `unsent`: bytes that a slow client still takes."""
+
+    silent_since: float | None
+    unsent: int = 0
+
+
 class Connections:
-    def __init__(self, accept: Callable[[], asyncio.Protocol]) -> None:
-        """`accept`: makes aiohttp's protocol for a new connection."""
-        self._accept = accept
-        self._silent_since: dict[asyncio.BaseProtocol, float | None] = {}  # None: a request is being answered
-        self._unsent: dict[asyncio.BaseProtocol, int] = {}  # bytes of the answer, which a slow client still takes
+    def __init__(self) -> None:
+        self._held: dict[asyncio.BaseProtocol, _HeldConnection] = {}
 
     def __len__(self) -> int:
-        return len(self._silent_since)
+        return len(self._held)
 
-    def accept(self) -> asyncio.Protocol:
-        """Creates the protocol for the listening socket."""
-        if len(self._silent_since) >= MOST_CONNECTIONS:
+    def accept(self, make: Callable[[], asyncio.Protocol]) -> asyncio.Protocol:
+        """Creates the protocol for the listening socket. `make`: makes aiohttp's protocol for a new connection."""
+        if len(self._held) >= MOST_CONNECTIONS:
             self._drop_closed()
-        if len(self._silent_since) >= MOST_CONNECTIONS and not self._drop_most_silent():
+        if len(self._held) >= MOST_CONNECTIONS and not self._drop_most_silent():
             return Closing()
-        protocol = self._accept()
-        self._silent_since[protocol] = anyio.current_time()
+        protocol = make()
+        self._held[protocol] = _HeldConnection(anyio.current_time())
         return protocol
 
     def begin(self, request: web.Request) -> None:
         """The client sent what is needed to answer."""
-        if request.protocol in self._silent_since:
-            self._silent_since[request.protocol] = None
+        self._note(request, None)
 
     def end(self, request: web.Request) -> None:
         """The request is answered, or its form is incomplete."""
-        if request.protocol in self._silent_since:
-            self._silent_since[request.protocol] = anyio.current_time()
+        self._note(request, anyio.current_time())
+
+    def _note(self, request: web.Request, silent_since: float | None) -> None:
+        held = self._held.get(request.protocol)
+        if held is not None:
+            held.silent_since = silent_since
 
     async def sweep(self) -> None:
         """Closes connections that are silent for too long, and take nothing either. Runs until cancelled."""
@@ -83,37 +92,33 @@ class Connections:
             await anyio.sleep(SWEEP_SECONDS)
             self._drop_closed()
             now = anyio.current_time()
-            for protocol, since in list(self._silent_since.items()):
+            for protocol, held in list(self._held.items()):
                 transport = getattr(protocol, "transport", None)
-                if since is None or transport is None:
+                if held.silent_since is None or transport is None:
                     continue
                 unsent = transport.get_write_buffer_size()
-                if unsent not in (0, self._unsent.get(protocol)):
-                    self._silent_since[protocol] = now
-                elif now - since > SILENT_SECONDS:
+                if unsent not in (0, held.unsent):
+                    held.silent_since = now
+                elif now - held.silent_since > SILENT_SECONDS:
                     transport.abort()
-                self._unsent[protocol] = unsent
+                held.unsent = unsent
 
     def _drop_most_silent(self) -> bool:
         """Closes the connection that has been silent longest. Returns False if all wait for an answer."""
-        silent = {protocol: since for protocol, since in self._silent_since.items() if since is not None}
+        silent = {one: held.silent_since for one, held in self._held.items() if held.silent_since is not None}
         if not silent:
             return False
         protocol = min(silent, key=silent.__getitem__)
         asyncio.get_running_loop().call_soon(_abort, protocol)  # one that was accepted just now has no transport yet
-        self._forget(protocol)
+        del self._held[protocol]
         return True
 
     def _drop_closed(self) -> None:
         now = anyio.current_time()
-        for protocol, since in list(self._silent_since.items()):
-            made = since is None or now - since > SWEEP_SECONDS
+        for protocol, held in list(self._held.items()):
+            made = held.silent_since is None or now - held.silent_since > SWEEP_SECONDS
             if made and getattr(protocol, "transport", None) is None:
-                self._forget(protocol)
-
-    def _forget(self, protocol: asyncio.BaseProtocol) -> None:
-        del self._silent_since[protocol]
-        self._unsent.pop(protocol, None)
+                del self._held[protocol]
 
 
 def _abort(protocol: asyncio.BaseProtocol) -> None:

@@ -14,7 +14,7 @@ import anyio
 from aiohttp import web
 from anyio.abc import TaskStatus
 
-from pgrole_controller.console.connections import LONGEST_HEADER, Connections, ConsoleProtocol
+from pgrole_controller.console.connections import LONGEST_HEADER, ConsoleProtocol
 from pgrole_controller.console.console_arguments import LOOPBACK, ConsoleArguments, read_networks
 from pgrole_controller.console.pages import ConsolePages
 from pgrole_controller.console.scope import ask_name, read_namespaces
@@ -160,7 +160,7 @@ async def _accepting(server: ConsoleServer, listening: socket.socket) -> AsyncIt
     if manager is None:
         raise CannotServe("the web server did not start")
     loop = asyncio.get_running_loop()
-    accept = functools.partial(
+    make = functools.partial(
         ConsoleProtocol,
         manager,
         loop=loop,
@@ -170,11 +170,10 @@ async def _accepting(server: ConsoleServer, listening: socket.socket) -> AsyncIt
         max_line_size=LONGEST_HEADER,
         auto_decompress=False,  # a few kilobytes would become megabytes before any limit counts them
     )
-    connections = server.connections = Connections(accept)
     try:
-        listener = await loop.create_server(connections.accept, sock=listening)
+        listener = await loop.create_server(lambda: server.connections.accept(make), sock=listening)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(connections.sweep)
+            tasks.start_soon(server.connections.sweep)
             try:
                 yield
             finally:

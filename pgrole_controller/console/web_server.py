@@ -103,7 +103,7 @@ class ConsoleServer:
         self._cookie = f"__Host-{cookie}"
         self._form_cookie = f"{self._cookie}-form"
         self._renders = anyio.CapacityLimiter(MOST_RENDERED)
-        self.connections: Connections | None = None
+        self.connections = Connections()
 
     def application(self) -> web.Application:
         app = web.Application(middlewares=[self._guard], client_max_size=LONGEST_BODY)
@@ -121,8 +121,7 @@ class ConsoleServer:
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Refuses what must not be answered, contains errors, and logs, without query and headers."""
         began, status = time.perf_counter(), 500
-        if self.connections is not None:
-            self.connections.begin(request)
+        self.connections.begin(request)
         try:
             response = await self._answer(request, handler)
             status = response.status
@@ -143,8 +142,7 @@ class ConsoleServer:
             log.error("page not rendered", extra={"path": request.path[:200], **describe_error(error)})
             return _notice(500, "this page cannot be shown: the console's log has the error")
         finally:
-            if self.connections is not None:
-                self.connections.end(request)
+            self.connections.end(request)
             taken = round((time.perf_counter() - began) * 1000, 1)
             extra = {"method": request.method[:16], "path": request.path[:200], "status": status, "milliseconds": taken}
             log.log(logging.DEBUG if request.path in ("/healthz", "/events") else logging.INFO, "request", extra=extra)
@@ -280,12 +278,10 @@ class ConsoleServer:
             raise web.HTTPUnsupportedMediaType
         if request.headers.get(hdrs.CONTENT_ENCODING, "identity").lower() != "identity":
             raise web.HTTPUnsupportedMediaType
-        if self.connections is not None:
-            self.connections.end(request)  # until the client has sent the rest
+        self.connections.end(request)  # until the client has sent the rest
         with anyio.fail_after(FORM_SECONDS):
             body = await request.read()
-        if self.connections is not None:
-            self.connections.begin(request)
+        self.connections.begin(request)
         try:  # not in the charset that the request names: Python knows some that take quadratic time
             return dict(parse_qsl(body.decode("ascii"), keep_blank_values=True, max_num_fields=MOST_FIELDS))
         except ValueError as error:

@@ -34,8 +34,8 @@ async def test_a_client_that_takes_a_page_slowly_gets_all_of_it_and_one_that_tak
 ) -> None:
     monkeypatch.setattr(connections, "SWEEP_SECONDS", 0.05)
     monkeypatch.setattr(connections, "SILENT_SECONDS", 2.0)
-    made, received, steps = Connections(Answering), 0, 0
-    listener = await asyncio.get_running_loop().create_server(made.accept, "127.0.0.1", 0)
+    made, received, steps = Connections(), 0, 0
+    listener = await asyncio.get_running_loop().create_server(lambda: made.accept(Answering), "127.0.0.1", 0)
     with anyio.fail_after(DEADLINE), socket.socket() as client:
         client.setblocking(False)
         async with anyio.create_task_group() as tasks:
@@ -55,9 +55,9 @@ async def test_a_client_that_takes_a_page_slowly_gets_all_of_it_and_one_that_tak
 
 async def test_connections_made_at_once_are_no_more_than_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "MOST_CONNECTIONS", 3)
-    made = Connections(Answering)
+    made = Connections()
     loop = asyncio.get_running_loop()
-    listener = await loop.create_server(made.accept, "127.0.0.1", 0)
+    listener = await loop.create_server(lambda: made.accept(Answering), "127.0.0.1", 0)
     clients = [socket.create_connection(listener.sockets[0].getsockname()) for _ in range(10)]
     with anyio.fail_after(DEADLINE):
         for client in clients[:-3]:
