@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from sys import intern
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 from weakref import ref as weakref
 
 from pgrole_controller.console.drift_entries import DriftEntry, read_history
@@ -21,6 +21,7 @@ from pgrole_controller.console.object_fields import (
     read_time,
 )
 from pgrole_controller.console.object_state import ObjectState, judge
+from pgrole_controller.console.viewed_objects import ViewedObjects
 from pgrole_controller.core.request import Key
 from pgrole_controller.kube.stored_object import Stored
 
@@ -53,15 +54,6 @@ class RoleSummary:
         return self.drifts[0].time if self.drifts else None
 
 
-@runtime_checkable
-class StoredRoles(Protocol):
-    """PgRoles that are parsed only on demand."""
-
-    def stored(self, name: Key) -> Stored:
-        """Returns the object as it is stored: its identity tells whether it changed."""
-        ...
-
-
 class SummaryCache:
     """Summaries of stored objects, as long as a viewer's store holds these. A changed object is another one."""
 
@@ -71,14 +63,11 @@ class SummaryCache:
     def __len__(self) -> int:
         return len(self._known)
 
-    def list(self, roles: Mapping[Key, Mapping[str, Any]]) -> Sequence[RoleSummary]:
+    def list(self, roles: ViewedObjects[Key]) -> Sequence[RoleSummary]:
         """Returns the summary of every role. Only those that are new are parsed."""
-        if not isinstance(roles, StoredRoles):
-            return [summarize(key, found) for key, found in roles.items()]
-        return [self._find(key, roles) for key in roles]
+        return [self._find(key, roles.stored(key)) for key in roles]
 
-    def _find(self, key: Key, roles: StoredRoles) -> RoleSummary:
-        stored = roles.stored(key)
+    def _find(self, key: Key, stored: Stored) -> RoleSummary:
         identity = id(stored)
         known = self._known.get(identity)
         if known is not None and known[0]() is stored:

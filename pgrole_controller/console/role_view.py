@@ -7,7 +7,6 @@ from datetime import datetime
 from shlex import quote
 from typing import Any
 
-from pgrole_controller.console.drift_entries import DriftEntry
 from pgrole_controller.console.graph import Memberships, RoleNeighbours
 from pgrole_controller.console.object_fields import (
     LONGEST_TEXT,
@@ -95,7 +94,6 @@ class RoleView:
     next_rotation: datetime | None
     policy: str
     deletion: str
-    drifts: tuple[DriftEntry, ...]
     databases: tuple[DatabaseView, ...]
     graph: RoleNeighbours
     argument: str  # the role's name in a command line
@@ -123,7 +121,6 @@ def view_role(
         next_rotation=read_time(status, "nextRotation"),
         policy=read_text(spec, "drift", "policy", most=64) or "Correct",
         deletion=read_text(spec, "deletionPolicy", most=64) or "Retain",
-        drifts=summary.drifts,
         databases=tuple(_databases(spec, status, summary.left_out)),
         graph=Memberships(summaries, summary.server).around(summary),
         argument=f"{'-- ' * summary.role.startswith('-')}{quote(summary.role)}",

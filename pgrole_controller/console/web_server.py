@@ -3,14 +3,12 @@
 Pages are rendered in a thread, from a snapshot: a page with thousands of roles delays no other request.
 """
 
-import functools
 import hmac
 import http
 import logging
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
 from datetime import UTC, datetime
 from html import escape
 from typing import Protocol
@@ -33,7 +31,7 @@ from pgrole_controller.console.security import (
     named_client,
 )
 from pgrole_controller.console.sessions import LONGEST_SECONDS, Sessions, ViewerSession, to_bytes
-from pgrole_controller.console.snapshot import PageQuestion, Snapshot
+from pgrole_controller.console.snapshot import Page, PageQuestion, Snapshot
 from pgrole_controller.console.viewer import TooManyPages, Viewer
 from pgrole_controller.logs import describe_error
 from pgrole_controller.program import program_name
@@ -59,7 +57,7 @@ class Pages(Protocol):
     def find_object(self, path: str) -> str | None:
         """Returns the API's path of the object that a page shows whole; None if it shows none."""
 
-    def render(self, question: PageQuestion, snapshot: Snapshot) -> tuple[int, str]: ...
+    def render(self, question: PageQuestion, snapshot: Snapshot) -> Page: ...
 
     def render_login(self, csrf: str, problem: str) -> str: ...
 
@@ -210,12 +208,13 @@ class ConsoleServer:
                     raise web.HTTPUnauthorized
                 return _redirect("/login")
             snapshot = viewer.snapshot()
-            if path := self._pages.find_object(request.path):
-                snapshot = replace(snapshot, fetched=await viewer.fetch(path))
-            question = PageQuestion(request.path, dict(request.query), session.csrf, datetime.now(UTC), fragment)
-            render = functools.partial(self._pages.render, question, snapshot)
-            status, html = await anyio.to_thread.run_sync(render, limiter=self._renders)
-        return _page(status, html)
+            path = self._pages.find_object(request.path)
+            fetched = await viewer.fetch(path) if path else None
+            question = PageQuestion(
+                request.path, dict(request.query), session.csrf, datetime.now(UTC), fragment, fetched
+            )
+            page = await anyio.to_thread.run_sync(self._pages.render, question, snapshot, limiter=self._renders)
+        return _page(page.status, page.html)
 
     async def _session(self, request: web.Request) -> ViewerSession | None:
         """The session of the token that a trusted proxy sent, else of the cookie. Raises Rejected."""

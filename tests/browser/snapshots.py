@@ -1,13 +1,17 @@
 """Made-up snapshots that look as in production, for states that real servers do not have on demand."""
 
+import json
+import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from pgrole_controller.console.snapshot import Snapshot
+from pgrole_controller.console.viewed_objects import ViewedObjects
 from pgrole_controller.core.outcome import CONNECTED, RECONCILED
 from pgrole_controller.core.request import Key
+from pgrole_controller.kube.stored_object import Stored
 
 NOW = datetime(2026, 11, 22, 14, 40, tzinfo=UTC)
 SCRIPT = "<script>globalThis.pwned=1</script>"
@@ -266,11 +270,18 @@ def typical() -> Snapshot:
     return make_snapshot(roles, servers)
 
 
+def store_roles(roles: Iterable[tuple[Key, Any]]) -> ViewedObjects[Key]:
+    """Roles of any shape, as the API server's are stored."""
+    return ViewedObjects(
+        {key: Stored(key, "uid", "1", zlib.compress(json.dumps(found).encode(), level=1)) for key, found in roles}
+    )
+
+
 def make_snapshot(
     roles: Iterable[tuple[Key, dict[str, Any]]], servers: Mapping[str, Mapping[str, Any]] | None = None
 ) -> Snapshot:
     return Snapshot(
-        roles=dict(roles),
+        roles=store_roles(roles),
         servers=dict(servers or {}),
         servers_hidden=False,
         namespaces=None,
@@ -298,8 +309,8 @@ def disconnected() -> Snapshot:
 def restricted() -> Snapshot:
     """As seen by a viewer with rights in one namespace, who cannot list PgServers."""
     full = typical()
-    roles = {key: found for key, found in full.roles.items() if key.namespace == "billing"}
-    return replace(full, roles=roles, servers={}, servers_hidden=True, namespaces=("billing",))
+    roles = [(key, found) for key, found in full.roles.items() if key.namespace == "billing"]
+    return replace(full, roles=store_roles(roles), servers={}, servers_hidden=True, namespaces=("billing",))
 
 
 def without_rights() -> Snapshot:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import anyio
 from aiohttp import web
 
-from pgrole_controller.console.pages import ConsolePages, render, render_login
+from pgrole_controller.console.pages import ConsolePages
 from pgrole_controller.console.security import HEADERS
 from pgrole_controller.console.snapshot import FetchedObject, PageQuestion, Snapshot
 from pgrole_controller.console.template_files import static_files
@@ -51,11 +51,9 @@ class BrowserStand:
             self.failing -= 1
             raise web.HTTPServiceUnavailable
         self.asked.append(f"{'fragment' if fragment else 'page'} {request.path_qs}")
-        question = PageQuestion(request.path, dict(request.query), self.csrf, NOW, fragment)
-        snapshot = self.snapshot
-        if self._pages.find_object(request.path) is not None:
-            snapshot = replace(snapshot, fetched=self._fetch(request.path))
-        page = render(question, snapshot)
+        fetched = self._fetch(request.path) if self._pages.find_object(request.path) is not None else None
+        question = PageQuestion(request.path, dict(request.query), self.csrf, NOW, fragment, fetched)
+        page = self._pages.render(question, self.snapshot)
         return web.Response(text=page.html, status=page.status, content_type="text/html", headers=HEADERS)
 
     def _fetch(self, path: str) -> FetchedObject:
@@ -88,7 +86,9 @@ class BrowserStand:
 
     async def send_login(self, request: web.Request) -> web.Response:
         problem = request.query.get("problem", "")
-        return web.Response(text=render_login("a-csrf-token", problem), content_type="text/html", headers=HEADERS)
+        return web.Response(
+            text=self._pages.render_login("a-csrf-token", problem), content_type="text/html", headers=HEADERS
+        )
 
 
 @asynccontextmanager

@@ -9,7 +9,7 @@ from pgrole_controller.console.snapshot import Snapshot
 from pgrole_controller.core.request import Key
 from tests.browser import snapshots
 from tests.browser.conftest import Tab
-from tests.browser.snapshots import ago, drift, make_role
+from tests.browser.snapshots import ago, drift, make_role, store_roles
 
 pytestmark = pytest.mark.slow
 
@@ -20,7 +20,7 @@ def change_role(snapshot: Snapshot) -> Snapshot:
     """Returns the snapshot after mallory changed orders-app."""
     entry = drift(ago(seconds=1), "bypassrls", by="mallory", proof="Log")
     _, changed = make_role(*_APP, status={"driftCount": 15, "driftHistory": [entry]})
-    return replace(snapshot, roles={**snapshot.roles, _APP: changed})
+    return replace(snapshot, roles=store_roles({**snapshot.roles, _APP: changed}.items()))
 
 
 async def open_live(tab: Tab, path: str) -> None:
@@ -166,7 +166,7 @@ async def test_signing_out_leads_to_the_login_page_if_a_proxy_answers_with_its_o
 
 async def test_a_page_appears_before_every_role_is_read_and_fills_up(tab: Tab) -> None:
     some = replace(snapshots.calm(), reading=True)
-    tab.stand.snapshot = replace(some, roles=dict(list(some.roles.items())[:2]))
+    tab.stand.snapshot = replace(some, roles=store_roles(list(some.roles.items())[:2]))
     await open_live(tab, "/")
     main = tab.page.get_by_role("main")
     await expect(main).to_contain_text("Reading roles: 2 so far.")

@@ -13,7 +13,7 @@ import anyio
 
 from pgrole_controller.console.console_arguments import ConsoleArguments
 from pgrole_controller.console.console_command import serve
-from pgrole_controller.console.snapshot import PageQuestion, Snapshot
+from pgrole_controller.console.snapshot import Page, PageQuestion, Snapshot
 from pgrole_controller.local.apiserver import ApiServer, LocalApiError
 
 DEADLINE = 40.0  # seconds
@@ -30,7 +30,7 @@ class PlainPages:
         """Takes the path below /whole as the API path of an object."""
         return path.removeprefix("/whole") if path.startswith("/whole/") else None
 
-    def render(self, question: PageQuestion, snapshot: Snapshot) -> tuple[int, str]:
+    def render(self, question: PageQuestion, snapshot: Snapshot) -> Page:
         shown = {
             "path": question.path,
             "roles": {str(key): role["spec"] for key, role in snapshot.roles.items()},
@@ -43,11 +43,11 @@ class PlainPages:
             "cut": snapshot.cut,
             "viewer": snapshot.viewer,
             "version": snapshot.version,
-            "fetched": None if snapshot.fetched is None else (snapshot.fetched.answer or b"").decode(),
-            "problem": None if snapshot.fetched is None else snapshot.fetched.problem,
+            "fetched": None if question.fetched is None else (question.fetched.answer or b"").decode(),
+            "problem": None if question.fetched is None else question.fetched.problem,
         }
         form = f'<input name="csrf" value="{question.csrf}">'
-        return 200, f"<main>{json.dumps(shown)}</main>{'' if question.fragment else form}"
+        return Page(200, f"<main>{json.dumps(shown)}</main>{'' if question.fragment else form}")
 
     def render_login(self, csrf: str, problem: str) -> str:
         return f'<form><input name="csrf" value="{csrf}"></form><p>{problem}</p>'

@@ -16,7 +16,7 @@ import yarl
 
 from pgrole_controller.console import connections, login_throttle, sessions, viewer
 from pgrole_controller.console.console_command import serve
-from pgrole_controller.console.snapshot import PageQuestion, Snapshot
+from pgrole_controller.console.snapshot import Page, PageQuestion, Snapshot
 from pgrole_controller.local.apiserver import ApiServer
 from tests.integration.console_stand import (
     DEADLINE,
@@ -675,7 +675,7 @@ class TestLimits:
         greedy, other = [await accounts.create(namespace) for _ in range(2)]
         goes_on, render, statuses = threading.Event(), PlainPages.render, list[int]()
 
-        def slow(pages: PlainPages, question: PageQuestion, snapshot: Snapshot) -> tuple[int, str]:
+        def slow(pages: PlainPages, question: PageQuestion, snapshot: Snapshot) -> Page:
             if question.path == "/slow":
                 goes_on.wait(DEADLINE)
             return render(pages, question, snapshot)

@@ -10,14 +10,14 @@ import pytest
 from pgrole_controller.console import viewed_objects
 from pgrole_controller.console.object_fields import BRIEF, LARGEST, keep_fields
 from pgrole_controller.console.object_state import ObjectState
-from pgrole_controller.console.pages import ConsolePages, render
+from pgrole_controller.console.pages import ConsolePages
 from pgrole_controller.console.role_summary import summarize
 from pgrole_controller.console.role_view import view_role
 from pgrole_controller.console.snapshot import FetchedObject, PageQuestion, Snapshot
 from pgrole_controller.console.viewed_objects import SharedObjects, ViewedStore, ViewerRoom
 from pgrole_controller.console.viewer import Connect, Viewer
 from pgrole_controller.core.request import Key
-from tests.browser.snapshots import make_role, make_server
+from tests.browser.snapshots import make_role, make_server, store_roles
 
 NOW = datetime(2026, 11, 1, tzinfo=UTC)
 
@@ -125,18 +125,18 @@ def test_a_role_page_claims_nothing_about_omitted_fields() -> None:
     kept = keep_fields(found)
     rows = {row.name: row for row in view_role(key, kept, []).fields}
     assert rows["privileges"].declared == ("left out here: too long",)
-    html = render(PageQuestion("/roles/shop/app", {}, "", NOW), _with({key: kept})).html
+    html = ConsolePages().render(PageQuestion("/roles/shop/app", {}, "", NOW), _with({key: kept})).html
     assert "spec.privileges" in html
     assert "Privileges are not managed" not in html
     for path in ("/", "/roles"):
-        assert "1 role is too long" in render(PageQuestion(path, {}, "", NOW), _with({key: kept})).html
+        assert "1 role is too long" in ConsolePages().render(PageQuestion(path, {}, "", NOW), _with({key: kept})).html
 
 
 def test_a_role_page_claims_nothing_about_omitted_states_of_databases() -> None:
     states = [{"database": f"d{n}", "ready": True, "message": "m" * 2048} for n in range(32)]
     spec = {"privileges": [{"database": f"d{n}"} for n in range(32)]}
     key, found = make_role("shop", "app", spec=spec, status={"privileges": states})
-    html = render(PageQuestion("/roles/shop/app", {}, "", NOW), _with({key: keep_fields(found)})).html
+    html = ConsolePages().render(PageQuestion("/roles/shop/app", {}, "", NOW), _with({key: keep_fields(found)})).html
     assert html.count("Left out here") == 32
     assert "Not processed" not in html
 
@@ -147,7 +147,7 @@ def test_a_server_page_claims_nothing_about_omitted_databases_and_an_omitted_con
     found["spec"]["connection"]["hosts"] = ["x" * 2 * LARGEST]
     kept = keep_fields(found)
     assert kept["leftOut"] == ["spec.connection", "status.databases"]
-    html = render(PageQuestion("/servers/orders", {}, "", NOW), _with({}, {"orders": kept})).html
+    html = ConsolePages().render(PageQuestion("/servers/orders", {}, "", NOW), _with({}, {"orders": kept})).html
     assert "Left out here: the object is too long." in html
     for claim in ("no PgRole declares any", "home database", "verify-full", "5432"):
         assert claim not in html
@@ -156,13 +156,17 @@ def test_a_server_page_claims_nothing_about_omitted_databases_and_an_omitted_con
 def test_a_server_page_claims_nothing_about_an_omitted_policy() -> None:
     found = make_server("orders")
     found["spec"]["allow"]["roleNames"] = ["x" * 2 * LARGEST]
-    html = render(PageQuestion("/servers/orders", {}, "", NOW), _with({}, {"orders": keep_fields(found)})).html
+    html = (
+        ConsolePages()
+        .render(PageQuestion("/servers/orders", {}, "", NOW), _with({}, {"orders": keep_fields(found)}))
+        .html
+    )
     assert "left out here: the object is too long" in html
     assert "Superuser parameters" not in html
 
 
 def _with(roles: dict[Key, Any], servers: dict[str, Any] | None = None) -> Snapshot:
-    return Snapshot(roles, servers or {}, False, None, True, NOW, "alice")
+    return Snapshot(store_roles(roles.items()), servers or {}, False, None, True, NOW, "alice")
 
 
 @pytest.mark.parametrize(
@@ -183,8 +187,7 @@ def test_only_valid_paths_of_objects_are_fetched(path: str, asked: str | None) -
 
 def test_the_yaml_page_shows_the_fetched_object_or_the_problem() -> None:
     def show(fetched: FetchedObject | None) -> tuple[int, str]:
-        snapshot = Snapshot({}, {}, False, None, True, NOW, "alice", fetched=fetched)
-        page = render(PageQuestion("/roles/shop/app/yaml", {}, "", NOW), snapshot)
+        page = ConsolePages().render(PageQuestion("/roles/shop/app/yaml", {}, "", NOW, fetched=fetched), _with({}))
         return page.status, page.html
 
     answer = json.dumps(make_object(1, 100)).encode()

@@ -37,13 +37,13 @@ from pgrole_controller.console.object_fields import (
 )
 from pgrole_controller.console.object_state import ObjectState, judge
 from pgrole_controller.console.overview import view_overview
-from pgrole_controller.console.pages import Page, render, render_login
+from pgrole_controller.console.pages import ConsolePages
 from pgrole_controller.console.remedies import find_role_remedy
 from pgrole_controller.console.role_summary import summarize
 from pgrole_controller.console.role_view import view_role
 from pgrole_controller.console.roles_view import PAGE_ROWS, read_query, view_roles
 from pgrole_controller.console.server_view import view_server
-from pgrole_controller.console.snapshot import FetchedObject, PageQuestion, Snapshot
+from pgrole_controller.console.snapshot import FetchedObject, Page, PageQuestion, Snapshot
 from pgrole_controller.console.template_files import tell_distance
 from pgrole_controller.core.access.membership_graph import NodeKind
 from pgrole_controller.core.errors import Reason, make_legible
@@ -102,8 +102,11 @@ _SHAPED = st.recursive(
 )
 
 
+PAGES = ConsolePages()
+
+
 def show(path: str, snapshot: Snapshot, **query: str) -> Page:
-    return render(PageQuestion(path, query, "a-csrf-token", NOW), snapshot)
+    return PAGES.render(PageQuestion(path, query, "a-csrf-token", NOW), snapshot)
 
 
 class _Tags(HTMLParser):
@@ -219,9 +222,9 @@ def test_two_names_never_look_the_same_because_of_a_character_that_is_not_shown(
 
 def test_a_fragment_is_the_main_element_of_the_page() -> None:
     question = PageQuestion("/", {}, "", NOW)
-    fragment = render(replace(question, fragment=True), snapshots.typical()).html
+    fragment = PAGES.render(replace(question, fragment=True), snapshots.typical()).html
     assert fragment.lstrip().startswith("<main")
-    assert fragment in render(question, snapshots.typical()).html
+    assert fragment in PAGES.render(question, snapshots.typical()).html
 
 
 def test_yaml_omits_managed_fields_and_keeps_kubectls_order() -> None:
@@ -236,8 +239,9 @@ def test_yaml_is_shown_as_it_is_and_what_cannot_be_seen_as_yaml_escapes_it() -> 
     found = {"metadata": {"name": "x"}, "spec": {"reassignOwnedTo": "", "validUntil": '2027 <&>"', "comment": "é"}}
     for comment in ("é", "app\u200b\u202e\x85\n"):
         found["spec"]["comment"] = comment
-        snapshot = replace(make_snapshot([]), fetched=FetchedObject(json.dumps(found).encode()))
-        _, text, _ = re.split("</?code>", show("/roles/shop/x/yaml", snapshot).html)
+        fetched = FetchedObject(json.dumps(found).encode())
+        question = PageQuestion("/roles/shop/x/yaml", {}, "", NOW, fetched=fetched)
+        _, text, _ = re.split("</?code>", PAGES.render(question, make_snapshot([])).html)
         assert yaml.safe_load(unescape(text)) == found
         assert make_legible(text.replace("\n", "")) == text.replace("\n", "")
         assert text.isascii() == (comment != "é")
@@ -592,7 +596,7 @@ def test_the_commands_of_a_role_page_name_its_server_if_the_viewer_may_read_it(
 
 
 def test_the_login_page_escapes_its_problem() -> None:
-    html = render_login('"><b>', SCRIPT)
+    html = PAGES.render_login('"><b>', SCRIPT)
     check_inert(html)
     assert SCRIPT not in html
 
