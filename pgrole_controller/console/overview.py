@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from heapq import nlargest
 
-from pgrole_controller.console.drift_entries import DriftChart, DriftEntry, chart_drifts
+from pgrole_controller.console.drift_chart import DriftChart, chart_drifts
+from pgrole_controller.console.drift_entries import DriftEntry
 from pgrole_controller.console.object_state import ObjectState
 from pgrole_controller.console.role_summary import RoleSummary
 from pgrole_controller.console.server_view import ServerSummary, list_servers

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from pgrole_controller.console.drift_entries import DriftChart, chart_drifts
+from pgrole_controller.console.drift_chart import DriftChart, chart_drifts
 from pgrole_controller.console.object_fields import (
     LEFT_OUT,
     read_flag,

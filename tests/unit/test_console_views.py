@@ -17,15 +17,8 @@ from hypothesis import strategies as st
 
 from pgrole_controller.api.pgrole import IgnoredField
 from pgrole_controller.console import template_files
-from pgrole_controller.console.drift_entries import (
-    HOURS,
-    HourCount,
-    at_least,
-    count_by_hour,
-    draw_chart,
-    read_counts,
-    read_history,
-)
+from pgrole_controller.console.drift_chart import HourCount, at_least, count_by_hour, draw_chart, read_counts
+from pgrole_controller.console.drift_entries import read_history
 from pgrole_controller.console.graph import Memberships
 from pgrole_controller.console.object_fields import (
     LONGEST_YAML,
@@ -46,6 +39,7 @@ from pgrole_controller.console.server_view import view_server
 from pgrole_controller.console.snapshot import FetchedObject, Page, PageQuestion, Snapshot
 from pgrole_controller.console.template_files import tell_distance
 from pgrole_controller.core.access.membership_graph import NodeKind
+from pgrole_controller.core.drift_record import HOURS
 from pgrole_controller.core.errors import Reason, make_legible
 from pgrole_controller.core.outcome import CONNECTED, RECONCILED, mention_privileges, of_read_back
 from pgrole_controller.core.plan import Plan
