@@ -22,6 +22,9 @@ LONGEST_NAME = 256  # characters of a user's name
 
 _DENIED = (403, 404)
 
+#: Objects of a resource in a namespace; None means all namespaces, or a resource without any.
+Right = tuple[Resource, str | None]
+
 
 @dataclass(frozen=True, slots=True)
 class ViewScope:
@@ -31,13 +34,20 @@ class ViewScope:
     servers: bool
     cut: bool = False
 
+    @property
+    def rights(self) -> tuple[Right, ...]:
+        """What the viewer may list."""
+        places = (None,) if self.namespaces is None else self.namespaces
+        roles = tuple((PGROLES, place) for place in places)
+        return (*roles, (PGSERVERS, None)) if self.servers else roles
+
 
 async def may_still_list(client: Client, resource: Resource, namespace: str | None) -> bool:
     """Asks without reading anything. Also True if the API server does not tell. Raises ApiError, KubeError."""
-    return await _may(client, "list", resource, namespace)
+    return await _review(client, "list", resource, namespace)
 
 
-async def _may(client: Client, verb: str, resource: Resource, namespace: str | None) -> bool:
+async def _review(client: Client, verb: str, resource: Resource, namespace: str | None) -> bool:
     asked = {"group": resource.group, "resource": resource.plural, "verb": verb}
     body = {
         "apiVersion": SELF_ACCESS_REVIEWS.api_version,
@@ -78,9 +88,9 @@ async def find_scope(client: Client, wanted: Iterable[str], *, refused: bool = F
     """
 
     async def may_follow(resource: Resource, namespace: str | None) -> bool:
-        if not await _may_list(client, resource, namespace):
+        if not await _try_list(client, resource, namespace):
             return False
-        return not refused or await _may(client, "watch", resource, namespace)
+        return not refused or await _review(client, "watch", resource, namespace)
 
     servers = await may_follow(PGSERVERS, None)
     if await may_follow(PGROLES, None):
@@ -95,7 +105,7 @@ async def find_scope(client: Client, wanted: Iterable[str], *, refused: bool = F
     return ViewScope(tuple(sorted(allowed)), servers, cut)
 
 
-async def _may_list(client: Client, resource: Resource, namespace: str | None) -> bool:
+async def _try_list(client: Client, resource: Resource, namespace: str | None) -> bool:
     try:
         await client.request("GET", resource.path(namespace), query={"limit": "1"}, timeout=TIMEOUT)
     except ApiError as error:

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 import anyio
 
 from pgrole_controller.console.live import CONNECTION, PROGRESS, Live
-from pgrole_controller.console.scope import ViewScope, ask_name, find_scope, may_still_list
+from pgrole_controller.console.scope import Right, ViewScope, ask_name, find_scope, may_still_list
 from pgrole_controller.console.snapshot import FetchedObject, Snapshot
 from pgrole_controller.console.viewed_objects import SharedObjects, ViewedObjects, ViewedStore, ViewerRoom
 from pgrole_controller.core.request import Key
@@ -22,7 +22,7 @@ from pgrole_controller.event_loop import Signal
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import AnswerTooLong, ApiError, KubeError, NotConfigured
 from pgrole_controller.kube.reflector import WatchTiming, reflect
-from pgrole_controller.kube.resource import PGROLES, PGSERVERS
+from pgrole_controller.kube.resource import PGROLES
 from pgrole_controller.kube.store import Change
 from pgrole_controller.kube.stored_object import Stored
 from pgrole_controller.kube.transport import Reachability
@@ -122,8 +122,7 @@ class Viewer:
         self._client: Client | None = None  # while the watches run
         self._connection = ViewedConnection(lambda: self.live.note(CONNECTION))
         self._scope: ViewScope | None = None
-        self._roles: list[ViewedStore] = []
-        self._servers: ViewedStore | None = None
+        self._stores: dict[Right, ViewedStore] = {}
         self._lost: ViewScope | None = None  # of which a review denied a part, until lists tell as well
         self._reviewed = True
         self._refused = False  # whether the API server refused a list or a watch
@@ -158,21 +157,20 @@ class Viewer:
         """Returns once everything was listed or refused. Does not wait for the end of a long list."""
         with anyio.move_on_after(FIRST_SECONDS):
             await self._known.wait()
-            for store in self._stores:
+            for store in self._stores.values():
                 await store.begun.wait()
         with anyio.move_on_after(REST_SECONDS):
-            for store in self._stores:
+            for store in self._stores.values():
                 await store.answered.wait()
-
-    @property
-    def _stores(self) -> tuple[ViewedStore, ...]:
-        return (*self._roles, *([self._servers] if self._servers else []))
 
     def snapshot(self) -> Snapshot:
         roles: dict[Key, Stored] = {}
-        for store in self._roles:
-            roles.update(store.seen())
-        servers = {} if self._servers is None else {key.name: one for key, one in self._servers.seen().items()}
+        servers: dict[str, Stored] = {}
+        for (resource, _), store in self._stores.items():
+            if resource is PGROLES:
+                roles.update(store.seen())
+            else:
+                servers.update((key.name, one) for key, one in store.seen().items())
         scope = self._scope
         return Snapshot(
             roles=ViewedObjects(roles),
@@ -183,7 +181,9 @@ class Viewer:
             accepted=self._connection.accepted,
             read_at=self._connection.read_at,
             viewer=self.name,
-            reading=scope is None or not self._connection.accepted or any(store.reading for store in self._stores),
+            reading=scope is None
+            or not self._connection.accepted
+            or any(store.reading for store in self._stores.values()),
             cut=scope is not None and scope.cut,
             version=self.live.version,
         )
@@ -284,12 +284,9 @@ class Viewer:
         async with anyio.create_task_group() as watches:
             if scope != self._scope:
                 self._scope = scope
-                self._roles = [self._store() for _ in self._places(scope)]
-                self._servers = self._store() if scope.servers else None
-            for namespace, store in zip(self._places(scope), self._roles, strict=True):
-                watches.start_soon(self._reflect, client, store, namespace)
-            if self._servers is not None:
-                watches.start_soon(self._reflect_servers, client, self._servers)
+                self._stores = {right: self._store() for right in scope.rights}
+            for right, store in self._stores.items():
+                watches.start_soon(self._reflect, client, right, store)
             self._known.set()
             if self._reviewed:
                 watches.start_soon(self._check_rights, client, scope, watches.cancel_scope)
@@ -298,9 +295,7 @@ class Viewer:
 
     async def _check_rights(self, client: Client, scope: ViewScope, watching: anyio.CancelScope) -> None:
         """Notices a right that was lost before a watch does, which the API server ends only after its time."""
-        rights = [(PGROLES, place) for place in self._places(scope)]
-        if scope.servers:
-            rights.append((PGSERVERS, None))
+        rights = scope.rights
         while rights:
             await anyio.sleep(RIGHTS_SECONDS)
             asked = rights[:MOST_RIGHTS]
@@ -327,18 +322,13 @@ class Viewer:
             if await self._ask_scope(client) != self._scope:  # None if the credentials were refused meanwhile
                 return
 
-    @staticmethod
-    def _places(scope: ViewScope) -> tuple[str | None, ...]:
-        return (None,) if scope.namespaces is None else scope.namespaces
-
     def _store(self) -> ViewedStore:
         return ViewedStore(self._shared, self._room, self._note_refusal, lambda: self.live.note(PROGRESS))
 
-    async def _reflect(self, client: Client, store: ViewedStore, namespace: str | None) -> None:
-        await reflect(client, PGROLES, store, self._note_role, namespace=namespace, timing=TIMING)
-
-    async def _reflect_servers(self, client: Client, store: ViewedStore) -> None:
-        await reflect(client, PGSERVERS, store, self._note_server, timing=TIMING)
+    async def _reflect(self, client: Client, right: Right, store: ViewedStore) -> None:
+        resource, namespace = right
+        note = self._note_role if resource is PGROLES else self._note_server
+        await reflect(client, resource, store, note, namespace=namespace, timing=TIMING)
 
     def _note_refusal(self) -> None:
         self._refused = True
@@ -351,8 +341,8 @@ class Viewer:
         self.live.note(f"server/{change.key.name}")
 
     def _forget(self) -> None:
-        for store in self._stores:
+        for store in self._stores.values():
             store.replace([])
-        self._roles, self._servers, self._scope = [], None, None
+        self._stores, self._scope = {}, None
         self._room = ViewerRoom()  # a watch that is about to end may still fill its store
         self._known.clear()
