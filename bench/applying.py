@@ -16,10 +16,11 @@ from pathlib import Path
 import anyio
 
 from bench.drifts import DRIFTS, Spread
-from bench.idle import Memory, cpu_of_family, read_memory
+from bench.idle import read_memory
 from bench.objects import load
-from bench.observe import Quantiles, cpu_seconds
 from bench.posting import measure_posting
+from bench.processes import Memory, cpu_of_family, cpu_seconds
+from bench.quantities import Quantiles
 from bench.repair import note_repairs
 from bench.stand import BenchStand, role_name, stand
 from pgrole_controller.core.next_attempt import CONFIRM_SECONDS

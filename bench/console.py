@@ -22,6 +22,7 @@ import aiohttp
 import anyio
 from playwright.async_api import Browser, async_playwright
 
+from bench.processes import read_status
 from pgrole_controller.local.apiserver import ApiServer, api_server
 from pgrole_controller.local.binaries import find
 from pgrole_controller.local.display import Display
@@ -55,8 +56,7 @@ class ConsoleProcess:
     @property
     def memory(self) -> float:
         """Resident memory in MiB."""
-        status = Path(f"/proc/{self.pid}/status").read_text(encoding="utf-8")
-        return int(status.split("VmRSS:")[1].split()[0]) / 1024
+        return read_status(self.pid, "VmRSS") / 2**20
 
 
 async def fill(server: ApiServer, number: int) -> None:

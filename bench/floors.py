@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import anyio
 import anyio.to_thread
 
-from bench.idle import cpu_of_family
+from bench.processes import cpu_of_family
 from bench.stand import BenchStand
 
 _ROUNDS = 20

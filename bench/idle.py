@@ -1,15 +1,13 @@
 """Measures CPU and memory of the idle processes, from /proc."""
 
-import re
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 import anyio
 
-from bench.observe import cpu_seconds, ended_cpu_seconds, transactions
+from bench.observe import transactions
+from bench.processes import Memory, cpu_of_family, cpu_seconds, read_memory_of
 from bench.stand import BenchStand
-from pgrole_controller.local.process import descendants
 
 _SETTLE_SECONDS = 3.0
 #: In seconds: after many objects were applied, their last Events are written this long.
@@ -29,14 +27,6 @@ class Idle:
     database: float
     controller: float
     commits: float
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """In MiB. `own` counts only private pages: the kernel keeps or drops file pages at will."""
-
-    resident: float
-    own: float
 
 
 async def measure_idle(stand: BenchStand, seconds: float) -> Idle:
@@ -69,18 +59,6 @@ def read_memory(stand: BenchStand) -> Memory:
     return read_memory_of(stand.controller.pid)
 
 
-def read_memory_of(pid: int) -> Memory:
-    path = Path(f"/proc/{pid}/status")
-    kibibytes = dict(re.findall(r"^(\w+):\s+(\d+) kB$", path.read_text(encoding="ascii"), re.MULTILINE))
-    own = int(kibibytes["RssAnon"]) + int(kibibytes["VmSwap"])
-    return Memory(int(kibibytes["VmRSS"]) / 1024, own / 1024)
-
-
 def _used(stand: BenchStand, watch: int) -> tuple[float, float, float]:
     """CPU seconds so far of the watch backend, PostgreSQL and the controller."""
     return cpu_seconds(watch), cpu_of_family(stand.server.process.pid), cpu_seconds(stand.controller.pid)
-
-
-def cpu_of_family(pid: int) -> float:
-    """CPU seconds so far of a process and its descendants."""
-    return ended_cpu_seconds(pid) + sum(cpu_seconds(one) for one in (pid, *descendants(pid)))

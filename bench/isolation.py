@@ -27,7 +27,8 @@ import asyncpg
 
 from bench.hostile import attacking, leave_processor, serving_hostile, yield_processor
 from bench.neighbours import SMALL, Neighbour, neighbours
-from bench.observe import Quantiles, cpu_seconds
+from bench.processes import cpu_seconds, read_status
+from bench.quantities import Quantiles
 from pgrole_controller.local.apiserver import ApiServer, api_server
 from pgrole_controller.local.binaries import find
 from pgrole_controller.local.display import Display
@@ -302,14 +303,6 @@ class IsolationRun:
         """Number of log lines about sessions, and size of the log in bytes."""
         text = self.controller.log.read_bytes()
         return sum(b"PostgreSQL" in line for line in text.splitlines()), len(text)
-
-
-def read_status(pid: int, name: str) -> int:
-    """Returns a memory figure of a process, in bytes."""
-    for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines():
-        if line.startswith(f"{name}:"):
-            return int(line.split()[1]) << 10
-    raise AssertionError(f"process {pid} has no {name}")
 
 
 def _report(alone: Quantiles, beside: Quantiles, floor: float, healthy: int, others: int) -> str:

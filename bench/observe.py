@@ -6,18 +6,18 @@ except schema pgrole. It reads CPU from /proc, so the server must be on this mac
 
 import argparse
 import asyncio
-import math
 import os
 import statistics
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import anyio
 import asyncpg
 
+from bench.processes import cpu_seconds
+from bench.quantities import Quantiles
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.watch import TICK
 
@@ -61,27 +61,6 @@ UNDONE = {
 }
 
 ROUNDS = 40
-
-
-@dataclass(frozen=True, slots=True)
-class Quantiles:
-    """Quantiles of durations in milliseconds."""
-
-    p50: float
-    p90: float
-    p99: float
-
-    @classmethod
-    def of(cls, seconds: Sequence[float]) -> "Quantiles":
-        ranked = sorted(seconds)
-
-        def at(share: float) -> float:
-            return 1000 * ranked[min(len(ranked) - 1, math.ceil(share * len(ranked)) - 1)]
-
-        return cls(at(0.5), at(0.9), at(0.99))
-
-    def __str__(self) -> str:
-        return f"{self.p50:7.2f} {self.p90:7.2f} {self.p99:7.2f}"
 
 
 async def fill(connection: "asyncpg.Connection[Any]", size: int) -> None:
@@ -141,25 +120,6 @@ async def measure_observe(connection: "asyncpg.Connection[Any]") -> dict[str, fl
             await connection.execute(undo)
             await note(f"observe: {UNDONE[what]}", observe)
     return {what: 1000 * statistics.median(seconds) for what, seconds in took.items()}
-
-
-def cpu_seconds(pid: int) -> float:
-    """User and system time of a process."""
-    return _seconds(stat_fields(pid)[11:13])
-
-
-def ended_cpu_seconds(pid: int) -> float:
-    """User and system time of those children of a process that have ended."""
-    return _seconds(stat_fields(pid)[13:15])
-
-
-def _seconds(ticks: Sequence[str]) -> float:
-    return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
-
-
-def stat_fields(pid: int) -> list[str]:
-    """Fields of /proc/PID/stat after the name."""
-    return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
 
 
 async def transactions(connection: "asyncpg.Connection[Any]", pid: int) -> int:

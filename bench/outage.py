@@ -20,7 +20,7 @@ import anyio.to_thread
 import asyncpg
 
 from bench.objects import PATH, connect_api, get, is_ready, load, watch
-from bench.observe import cpu_seconds
+from bench.processes import cpu_seconds
 from bench.stand import BenchStand, role_name, stand
 from pgrole_controller.controller.session_keeper import HEALTHY_SECONDS
 from pgrole_controller.local.display import Display

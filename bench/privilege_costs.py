@@ -1,21 +1,20 @@
 """What privileges cost others: DDL, readers beside long transactions, WAL, an idle connection, polls, first grants."""
 
 import random
-import re
 import statistics
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 import anyio
 import anyio.to_process
 import asyncpg
 
 from bench.idle import settle
-from bench.observe import Quantiles, cpu_seconds, ended_cpu_seconds, stat_fields
 from bench.privilege_stand import DATABASE, SCHEMA, PrivilegeStand, table
+from bench.processes import cpu_seconds, ended_cpu_seconds, read_status, stat_fields
+from bench.quantities import Quantiles
 from bench.stand import Connection
 from pgrole_controller.local.process import reached
 from pgrole_controller.postgres.privileges.database_session import PRUNE_SECONDS
@@ -173,8 +172,7 @@ def _cpu(pids: Iterable[int]) -> float:
 
 def _private(pid: int) -> float:
     """Memory of a backend in MiB. Pages of shared_buffers do not count, even if no other process has mapped them."""
-    text = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
-    return int(re.findall(r"^RssAnon:\s+(\d+) kB$", text, re.MULTILINE)[0]) / 1024
+    return read_status(pid, "RssAnon") / 2**20
 
 
 async def _wal(client: Connection, pids: Sequence[int]) -> int:

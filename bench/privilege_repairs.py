@@ -12,8 +12,8 @@ from itertools import pairwise
 import anyio
 import asyncpg
 
-from bench.observe import Quantiles
 from bench.privilege_stand import CREATOR, OWNER, READERS, SCHEMA, PrivilegeStand, reader, table
+from bench.quantities import Quantiles
 from bench.stand import Connection
 from pgrole_controller.local.process import reached
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import anyio
 
 from bench.idle import settle
-from bench.isolation import read_status
 from bench.objects import Spec, make
-from bench.observe import Quantiles
 from bench.privilege_repairs import repaired
 from bench.privilege_stand import DATABASE, OWNER, PrivilegeStand
+from bench.processes import read_status
+from bench.quantities import Quantiles
 
 TENANTS = 1_000
 TABLES = 5

@@ -14,7 +14,6 @@ from typing import NamedTuple
 import anyio
 
 from bench.idle import settle
-from bench.observe import Quantiles
 from bench.privilege_costs import (
     measure_complete_read,
     measure_ddl,
@@ -34,6 +33,7 @@ from bench.privilege_repairs import (
 )
 from bench.privilege_stand import PRIVATE, PrivilegeStand
 from bench.privilege_tenants import TABLES, TENANTS, TenantCosts, measure_tenants
+from bench.quantities import Quantiles
 from bench.stand import stand
 from pgrole_controller.local.display import Display
 

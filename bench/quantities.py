@@ -1,12 +1,34 @@
-"""All quantities by name: unit, which direction is better, goal and floor."""
+"""All quantities by name: unit, which direction is better, goal and floor; and quantiles of durations."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 Better = Literal["lower", "higher"]
 
 FLOOR = "floor."
+
+
+@dataclass(frozen=True, slots=True)
+class Quantiles:
+    """Quantiles of durations in milliseconds."""
+
+    p50: float
+    p90: float
+    p99: float
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> "Quantiles":
+        ranked = sorted(seconds)
+
+        def at(share: float) -> float:
+            return 1000 * ranked[min(len(ranked) - 1, math.ceil(share * len(ranked)) - 1)]
+
+        return cls(at(0.5), at(0.9), at(0.99))
+
+    def __str__(self) -> str:
+        return f"{self.p50:7.2f} {self.p90:7.2f} {self.p99:7.2f}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from itertools import pairwise
 import anyio
 
 from bench.drifts import Spread
-from bench.observe import Quantiles
+from bench.quantities import Quantiles
 from bench.stand import BenchStand, Connection
 from pgrole_controller.postgres.watch import CHANNEL, EVERYTHING, read_names
 

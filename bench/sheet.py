@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from bench.idle import Idle
-from bench.observe import Quantiles
-from bench.quantities import QUANTITIES, Quantity
+from bench.quantities import QUANTITIES, Quantiles, Quantity
 from bench.repair import Floor, Repairs
 
 

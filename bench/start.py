@@ -11,8 +11,7 @@ from tempfile import TemporaryDirectory
 
 import anyio
 
-from bench.idle import Memory, read_memory_of
-from bench.observe import cpu_seconds
+from bench.processes import Memory, cpu_seconds, read_memory_of
 from bench.stand import BenchStand
 from pgrole_controller.local.process import Process
 

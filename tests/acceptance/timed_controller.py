@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from bench.isolation import read_status
+from bench.processes import read_status
 from pgrole_controller.local.apiserver import ApiServer
 from tests.acceptance.service_account import ServiceAccount
 from tests.acceptance.world import ExecutedController, running
