@@ -1,22 +1,28 @@
-"""Floors for everything except repairs: a Python process, a reconnect, and PostgreSQL without a controller."""
+"""Floors: a Python process, a reconnect, PostgreSQL without a controller, and what every repair consists of."""
 
 import re
 import statistics
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
+from itertools import pairwise
 
 import anyio
 import anyio.to_thread
 
 from bench.processes import cpu_of_family
-from bench.stand import BenchStand
+from bench.stand import BenchStand, Connection
+from bench.start import StartMeasure
 
 _ROUNDS = 20
 _STARTS = 5
 _SETTLE_SECONDS = 3.0
 _ROLE = "bench_return"
+_CHANNEL = "bench_floor"
+
+#: Reads one role, as the controller does after a notification.
+READ_ROLE = "SELECT r.*, shobj_description(r.oid, 'pg_authid') FROM pg_roles AS r WHERE r.rolname = $1"
 
 #: Imports what any asyncio program with TLS and JSON has.
 _PROGRAM = """
@@ -26,24 +32,48 @@ print(open("/proc/self/status").read(), "cpu:", time.process_time())
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Python:
-    """CPU in seconds and resident memory in MiB."""
-
-    cpu_seconds: float
-    resident: float
-
-
-async def measure_python() -> Python:
+async def measure_python() -> StartMeasure:
     """Median of several processes that start an event loop and end, without the first one."""
     seen = [await anyio.to_thread.run_sync(_start) for _ in range(_STARTS + 1)][1:]
-    return Python(statistics.median(one.cpu_seconds for one in seen), statistics.median(one.resident for one in seen))
+    return StartMeasure(
+        statistics.median(one.cpu_seconds for one in seen), statistics.median(one.resident for one in seen)
+    )
 
 
-def _start() -> Python:
+def _start() -> StartMeasure:
     done = subprocess.run([sys.executable, "-c", _PROGRAM], capture_output=True, text=True, check=True)
     figures = dict(re.findall(r"(VmRSS|cpu):\s+([\d.]+)", done.stdout))
-    return Python(float(figures["cpu"]), int(figures["VmRSS"]) / 1024)
+    return StartMeasure(float(figures["cpu"]), int(figures["VmRSS"]) / 1024)
+
+
+async def time_rounds(
+    client: Connection,
+    listener: Connection,
+    read: Callable[[], Awaitable[object]],
+    change: Callable[[int], Awaitable[object]],
+    *,
+    rounds: int,
+    pause: Callable[[], float],
+) -> list[tuple[float, ...]]:
+    """Returns the seconds of a NOTIFY from `client` until `listener` receives it, of a read, and of a change, for each
+    round. `pause`: seconds before a round.
+    """
+    took: list[tuple[float, ...]] = []
+    heard = anyio.Event()
+    await listener.add_listener(_CHANNEL, lambda *_: heard.set())
+    for turn in range(rounds):
+        heard = anyio.Event()
+        await anyio.sleep(pause())
+        moments = [time.perf_counter()]
+        await client.execute(f"NOTIFY {_CHANNEL}, '{turn}'")
+        await heard.wait()
+        moments.append(time.perf_counter())
+        await read()
+        moments.append(time.perf_counter())
+        await change(turn)
+        moments.append(time.perf_counter())
+        took.append(tuple(end - start for start, end in pairwise(moments)))
+    return took
 
 
 async def measure_return(stand: BenchStand) -> float:

@@ -13,11 +13,11 @@ import statistics
 import sys
 import time
 from base64 import b64encode
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import cycle, islice, pairwise
+from itertools import cycle, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import asyncpg
 
+from bench.floors import READ_ROLE, time_rounds
 from bench.hostile import attacking, leave_processor, serving_hostile, yield_processor
 from bench.neighbours import SMALL, Neighbour, neighbours
 from bench.processes import cpu_seconds, read_status
@@ -56,7 +57,6 @@ _REPAIRED_AT = """
 SELECT extract(epoch FROM pg_xact_commit_timestamp(a.xmin))::float8
 FROM pg_authid AS a WHERE a.rolname = $1 AND NOT a.rolcreatedb
 """
-_READ = "SELECT r.*, shobj_description(r.oid, 'pg_authid') FROM pg_roles AS r WHERE r.rolname = $1"
 
 
 @dataclass(slots=True)
@@ -94,22 +94,19 @@ class Probe:
         """Sums three medians, in seconds: a NOTIFY received on another connection, one role read, one ALTER ROLE
         committed.
         """
-        heard = anyio.Event()
-        took: list[tuple[float, ...]] = []
-        await self.listener.add_listener("bench_floor", lambda *_: heard.set())
+
+        def alter(turn: int) -> Awaitable[object]:
+            return self.connection.execute(f"ALTER ROLE bench_floor {'NOCREATEDB' if turn % 2 else 'CREATEDB'}")
+
         await self.connection.execute("CREATE ROLE bench_floor")
-        for turn in range(_FLOOR_ROUNDS):
-            heard = anyio.Event()
-            await anyio.sleep(0.05)
-            moments = [time.perf_counter()]
-            await self.connection.execute(f"NOTIFY bench_floor, '{turn}'")
-            await heard.wait()
-            moments.append(time.perf_counter())
-            await self.connection.fetch(_READ, "bench_floor")
-            moments.append(time.perf_counter())
-            await self.connection.execute(f"ALTER ROLE bench_floor {'NOCREATEDB' if turn % 2 else 'CREATEDB'}")
-            moments.append(time.perf_counter())
-            took.append(tuple(end - start for start, end in pairwise(moments)))
+        took = await time_rounds(
+            self.connection,
+            self.listener,
+            lambda: self.connection.fetch(READ_ROLE, "bench_floor"),
+            alter,
+            rounds=_FLOOR_ROUNDS,
+            pause=lambda: 0.05,
+        )
         medians: list[float] = [statistics.median(each) for each in zip(*took, strict=True)]
         return sum(medians)
 

@@ -7,18 +7,17 @@ is repaired when the transaction that wrote the object's ACL last committed (tra
 import random
 import time
 from collections.abc import Awaitable, Callable
-from itertools import pairwise
 
 import anyio
 import asyncpg
 
+from bench.floors import time_rounds
 from bench.privilege_stand import CREATOR, OWNER, READERS, SCHEMA, PrivilegeStand, reader, table
 from bench.quantities import Quantiles
 from bench.stand import Connection
 from pgrole_controller.local.process import reached
 
 _FLOOR_ROUNDS = 60
-_FLOOR_CHANNEL = "bench_floor"
 _REPAIR_SECONDS = 60.0
 _LOOK_SECONDS = 0.002
 
@@ -58,26 +57,23 @@ async def measure_floor(stand: PrivilegeStand) -> Quantiles:
     """A NOTIFY received on another connection, one ACL read, and one GRANT committed, through bare connections, in
     another database, where no one restores it.
     """
-    took: list[float] = []
-    heard = anyio.Event()
+
+    def alter(turn: int) -> Awaitable[object]:
+        what = "REVOKE SELECT ON bench_floor FROM" if turn % 2 else "GRANT SELECT ON bench_floor TO"
+        return client.execute(f"{what} {OWNER}")
+
     async with stand.stand.connect() as client, stand.stand.connect() as listener:
-        await listener.add_listener(_FLOOR_CHANNEL, lambda *_: heard.set())
         await client.execute("DROP TABLE IF EXISTS bench_floor; CREATE TABLE bench_floor (id int)")
-        for turn in range(_FLOOR_ROUNDS):
-            heard = anyio.Event()
-            await anyio.sleep(random.uniform(*_PAUSE))
-            moments = [time.perf_counter()]
-            await client.execute(f"NOTIFY {_FLOOR_CHANNEL}, '{turn}'")
-            await heard.wait()
-            moments.append(time.perf_counter())
-            await client.fetch("SELECT relacl FROM pg_class WHERE relname = 'bench_floor'")
-            moments.append(time.perf_counter())
-            what = "REVOKE SELECT ON bench_floor FROM" if turn % 2 else "GRANT SELECT ON bench_floor TO"
-            await client.execute(f"{what} {OWNER}")
-            moments.append(time.perf_counter())
-            took.append(sum(end - start for start, end in pairwise(moments)))
+        took = await time_rounds(
+            client,
+            listener,
+            lambda: client.fetch("SELECT relacl FROM pg_class WHERE relname = 'bench_floor'"),
+            alter,
+            rounds=_FLOOR_ROUNDS,
+            pause=lambda: random.uniform(*_PAUSE),
+        )
         await client.execute("DROP TABLE bench_floor")
-    return Quantiles.of(took)
+    return Quantiles.of([sum(one) for one in took])
 
 
 async def measure_repairs(stand: PrivilegeStand, drift: Drift, drifts: int) -> Quantiles:

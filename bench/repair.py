@@ -7,14 +7,14 @@ drift in the claim committed (track_commit_timestamp), so nothing polls while th
 
 import random
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from itertools import pairwise
 
 import anyio
 
 from bench.drifts import Spread
+from bench.floors import READ_ROLE, time_rounds
 from bench.quantities import Quantiles
 from bench.stand import BenchStand, Connection
 from pgrole_controller.postgres.watch import CHANNEL, EVERYTHING, read_names
@@ -24,7 +24,6 @@ BUSY_RATE = 200.0
 
 _REPAIR_SECONDS = 30.0
 _FLOOR_ROUNDS = 60
-_FLOOR_CHANNEL = "bench_floor"
 _FLOOR_ROLE = "bench_floor"
 
 #: How often the role has drifted, and the time of the last repair.
@@ -43,7 +42,6 @@ SELECT (to_jsonb(r) || jsonb_build_object(
 ))::text
 FROM pg_roles AS r WHERE r.rolname = $1
 """
-_READ = "SELECT r.*, shobj_description(r.oid, 'pg_authid') FROM pg_roles AS r WHERE r.rolname = $1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,23 +97,20 @@ async def measure_floor(stand: BenchStand, pause: float) -> Floor:
 
     `pause`: seconds before each round, since a drift also finds processes asleep.
     """
-    took: list[tuple[float, ...]] = []
-    heard = anyio.Event()
+
+    def alter(turn: int) -> Awaitable[object]:
+        return client.execute(f"ALTER ROLE {_FLOOR_ROLE} {'NOCREATEDB' if turn % 2 else 'CREATEDB'}")
+
     async with stand.connect() as client, stand.connect() as listener:
-        await listener.add_listener(_FLOOR_CHANNEL, lambda *_: heard.set())
         await client.execute(f"DROP ROLE IF EXISTS {_FLOOR_ROLE}; CREATE ROLE {_FLOOR_ROLE}")
-        for turn in range(_FLOOR_ROUNDS):
-            heard = anyio.Event()
-            await anyio.sleep(pause)
-            moments = [time.perf_counter()]
-            await client.execute(f"NOTIFY {_FLOOR_CHANNEL}, '{turn}'")
-            await heard.wait()
-            moments.append(time.perf_counter())
-            await client.fetch(_READ, _FLOOR_ROLE)
-            moments.append(time.perf_counter())
-            await client.execute(f"ALTER ROLE {_FLOOR_ROLE} {'NOCREATEDB' if turn % 2 else 'CREATEDB'}")
-            moments.append(time.perf_counter())
-            took.append(tuple(end - start for start, end in pairwise(moments)))
+        took = await time_rounds(
+            client,
+            listener,
+            lambda: client.fetch(READ_ROLE, _FLOOR_ROLE),
+            alter,
+            rounds=_FLOOR_ROUNDS,
+            pause=lambda: pause,
+        )
         await client.execute(f"DROP ROLE {_FLOOR_ROLE}")
     return Floor(*(Quantiles.of(each).p50 for each in zip(*took, strict=True)))
 

@@ -21,14 +21,16 @@ _SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class StartMeasure:
-    """Median of several starts without the first one, which reads files from disk."""
+    """CPU in seconds and resident memory in MiB of a process that has just started."""
 
     cpu_seconds: float
     resident: float
 
 
 async def measure_start(stand: BenchStand) -> StartMeasure:
-    """Starts the controller with a port as API server where nothing answers."""
+    """Starts the controller with a port as API server where nothing answers. Median of several starts without the first
+    one, which reads files from disk.
+    """
     with socket.create_server(("127.0.0.1", 0)) as listener, TemporaryDirectory(prefix="pgrole-bench-") as folder:
         listener.setblocking(False)
         kubeconfig = Path(folder) / "kubeconfig"
