@@ -18,7 +18,7 @@ import anyio
 from bench.drifts import DRIFTS, Spread
 from bench.idle import read_memory
 from bench.objects import load
-from bench.posting import measure_posting
+from bench.posting import Posting, measure_posting
 from bench.processes import Memory, cpu_of_family, cpu_seconds
 from bench.quantities import Quantiles
 from bench.repair import note_repairs
@@ -66,6 +66,18 @@ class Applying:
         if self.repairs:
             lines.append(f"drifts meanwhile: committed → repaired, ms, p50 p90 p99: {self.repairs}")
         return "\n".join(lines)
+
+
+async def measure_anew(
+    display: Display, objects: int, clients: int, *, drifting: bool = False, profile: Path | None = None
+) -> tuple[Posting, Applying]:
+    """Measures in a setup of its own: without a controller, and with one that has reconciled some objects before."""
+    async with stand(display, profile) as made:
+        floor = await measure_posting(made, objects, clients)
+        await made.start_controller()
+        await load(made, 0, _BEFORE)
+        await anyio.sleep(_REST)
+        return floor, await measure_applying(made, _BEFORE, objects, clients, drifting=drifting)
 
 
 async def measure_applying(
@@ -117,13 +129,8 @@ def _used(made: BenchStand) -> tuple[float, float, float]:
 
 async def measure(objects: int, clients: int, *, drifting: bool, profile: Path | None) -> str:
     """Returns the report."""
-    display = Display(sys.stderr)
-    async with stand(display, profile) as made:
-        floor = await measure_posting(made, objects, clients)
-        await made.start_controller()
-        await load(made, 0, _BEFORE)
-        await anyio.sleep(_REST)
-        return f"{floor}\n{await measure_applying(made, _BEFORE, objects, clients, drifting=drifting)}"
+    floor, found = await measure_anew(Display(sys.stderr), objects, clients, drifting=drifting, profile=profile)
+    return f"{floor}\n{found}"
 
 
 def main() -> None:

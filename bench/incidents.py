@@ -2,27 +2,21 @@
 
 import anyio
 
-from bench.applying import measure_applying
+from bench.applying import measure_anew
 from bench.floors import measure_return
 from bench.objects import load
 from bench.outage import measure_outage
-from bench.posting import measure_posting
 from bench.sheet import Sheet
 from bench.stand import stand
 from pgrole_controller.controller.session_keeper import HEALTHY_SECONDS
-from pgrole_controller.core.next_attempt import CONFIRM_SECONDS
 from pgrole_controller.local.display import Display
 
 #: Objects posted at once, by this many clients, besides the existing ones.
 OBJECTS = 1_000
 CLIENTS = 8
-_BEFORE = 200
 
 #: Numbers of objects during an outage.
 OUTAGES = (100, 1_000)
-
-#: In seconds: what was changed is looked at once more.
-_REST = CONFIRM_SECONDS + 3.0
 
 #: Seconds between two outages: a session that ends sooner counts as a failed connection.
 _APART = HEALTHY_SECONDS + 2.0
@@ -30,12 +24,7 @@ _APART = HEALTHY_SECONDS + 2.0
 
 async def measure_objects(display: Display, sheet: Sheet, repetitions: int) -> None:
     for _ in range(repetitions):
-        async with stand(display) as made:
-            floor = await measure_posting(made, OBJECTS, CLIENTS)
-            await made.start_controller()
-            await load(made, 0, _BEFORE)
-            await anyio.sleep(_REST)
-            found = await measure_applying(made, _BEFORE, OBJECTS, CLIENTS)
+        floor, found = await measure_anew(display, OBJECTS, CLIENTS)
         sheet.note("floor.posting", floor.alone, OBJECTS)
         sheet.note("floor.writing", floor.written, OBJECTS)
         sheet.note("objects.posting", found.posting, OBJECTS)
