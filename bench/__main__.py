@@ -49,9 +49,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--sizes", type=_sizes, default="10,1000,10000", help="how many roles are declared")
     parser.add_argument("--drifts", type=_count, default=60, help="how many drifts in each repetition, quiet and busy")
     parser.add_argument("--idle-seconds", type=float, default=15.0, help="length of each idle window in seconds")
-    parser.add_argument("--repetitions", type=_count, default=2, help="how often: what is repeated tells its noise")
+    parser.add_argument(
+        "--repetitions", type=_count, default=2, help="repetitions of each measurement; their spread is its noise"
+    )
     parser.add_argument("--parts", type=_parts, default=",".join(PARTS), help=f"of {', '.join(PARTS)}")
-    parser.add_argument("--from", type=_stored, dest="stored", metavar="FILE", help="a stored run, in place of one")
+    parser.add_argument(
+        "--from", type=_stored, dest="stored", metavar="FILE", help="show this stored run instead of measuring"
+    )
     parser.add_argument("--markdown", action="store_true", help="print the table of the README, not the list")
     parser.add_argument("--save", type=Path, metavar="FILE", help="store the run there, as JSON, after each part")
     parser.add_argument("--compare", type=_stored, metavar="FILE", help="show the figures beside those of a stored run")

@@ -24,7 +24,7 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class OperatorComparison:
+class FigureComparison:
     """`ratio`: new to old (None: the old value is 0). `paced`: the same for multiples of the floors, if comparable.
 
     `noise`: of both runs, in the unit.
@@ -38,7 +38,7 @@ class OperatorComparison:
     verdict: Verdict
 
 
-def compare(old: Sequence[Figure], new: Sequence[Figure]) -> tuple[OperatorComparison, ...]:
+def compare(old: Sequence[Figure], new: Sequence[Figure]) -> tuple[FigureComparison, ...]:
     """Compares the figures that both runs have, in the order of the new run."""
     before = {figure.key: figure for figure in old}
     return tuple(_compare(before[figure.key], figure) for figure in new if figure.key in before)
@@ -50,10 +50,10 @@ def missing(old: Sequence[Figure], new: Sequence[Figure]) -> tuple[Figure, ...]:
     return tuple(figure for figure in old if figure.key not in known)
 
 
-def _compare(old: Figure, new: Figure) -> OperatorComparison:
+def _compare(old: Figure, new: Figure) -> FigureComparison:
     noise = _noise(old, new)
     adjusted = _adjusted(old, new)
-    return OperatorComparison(
+    return FigureComparison(
         old,
         new,
         new.value / old.value if old.value else None,

@@ -57,23 +57,23 @@ async def measure(
     far, which a run that is interrupted would otherwise lose.
     """
     sheet, began, before = Sheet(), time.monotonic(), processors_time()
-
-    def describe() -> BenchRun:
-        after = processors_time()
-        origin = originate(
-            command=shlex.join(["python", "-m", "bench", *arguments]),
-            seconds=time.monotonic() - began,
-            postgresql=postgresql,
-            kubernetes=kubernetes,
-            repetitions=options.repetitions,
-            stolen=100 * (after[1] - before[1]) / max(after[0] - before[0], 1),
-        )
-        return BenchRun(origin, sheet.figures())
-
     async with stand(display) as made:
         async with made.connect() as connection:
             postgresql = await connection.fetchval("SHOW server_version")
         kubernetes = made.api.version
+
+        def describe() -> BenchRun:
+            after = processors_time()
+            origin = originate(
+                command=shlex.join(["python", "-m", "bench", *arguments]),
+                seconds=time.monotonic() - began,
+                postgresql=postgresql,
+                kubernetes=kubernetes,
+                repetitions=options.repetitions,
+                stolen=100 * (after[1] - before[1]) / max(after[0] - before[0], 1),
+            )
+            return BenchRun(origin, sheet.figures())
+
         await _Measurement(made, sheet, options, lambda: keep(describe())).run()
     if "objects" in options.parts:
         await measure_objects(display, sheet, options.repetitions)
@@ -151,7 +151,7 @@ class _Measurement:
         await made.controller.stop()
         floor, hot = await measure_floor(made, _FLOOR_PAUSE), await measure_floor(made, 0)
         sheet.note_floor(floor, hot, size)
-        sheet.note("restart.repaired", (await measure_restart(made, await drift_meanwhile(made, size))).seconds, size)
+        sheet.note("restart.repaired", await measure_restart(made, await drift_meanwhile(made, size)), size)
         if "idle" in parts:
             sheet.note_idle(await measure_idle(made, self.options.idle_seconds), size)
         await anyio.sleep(_REST)

@@ -26,11 +26,10 @@ Spec = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """Seconds for a number of objects, from the first request: until the last was posted (`posting`), and until all
+    """Seconds from the first request: until the last was posted (`posting`), and until all
     were Ready.
     """
 
-    objects: int
     seconds: float
     posting: float
 
@@ -60,7 +59,7 @@ async def make(stand: BenchStand, specs: Mapping[str, Spec], *, writers: int = _
                         stand.display.advance(f"{len(waiting):,} of {len(specs):,} objects are not Ready yet")
                         if not waiting:
                             break
-    return Loading(len(specs), time.monotonic() - start, max(posted, default=start) - start)
+    return Loading(time.monotonic() - start, max(posted, default=start) - start)
 
 
 async def remove(stand: BenchStand, names: Collection[str]) -> None:

@@ -6,7 +6,7 @@ import platform
 import re
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -56,10 +56,9 @@ class BenchRun:
     figures: tuple[Figure, ...]
 
     def save(self, path: Path) -> None:
-        origin = {name: getattr(self.origin, name) for name in RunInfo.__dataclass_fields__}
         figures = [_as_json(figure) for figure in self.figures]
         lines = ",\n".join(f"    {json.dumps(figure, ensure_ascii=False)}" for figure in figures)
-        head = json.dumps({"format": _FORMAT, **origin}, ensure_ascii=False, indent=2).removesuffix("\n}")
+        head = json.dumps({"format": _FORMAT, **asdict(self.origin)}, ensure_ascii=False, indent=2).removesuffix("\n}")
         path.write_text(f'{head},\n  "figures": [\n{lines}\n  ]\n}}\n', encoding="utf-8")
 
     @classmethod

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from bench.comparison import OperatorComparison, Verdict
+from bench.comparison import FigureComparison, Verdict
 from bench.runs import BenchRun, RunInfo
 from bench.sheet import Figure
 
@@ -146,7 +146,7 @@ def _listed(figure: Figure) -> tuple[str, ...]:
     )
 
 
-def render_comparison(compared: Sequence[OperatorComparison], missing: Sequence[Figure]) -> str:
+def render_comparison(compared: Sequence[FigureComparison], missing: Sequence[Figure]) -> str:
     """Renders the figures, the number of each verdict, and what only the stored run has."""
     headings = ("figure", "roles", "stored", "now", "unit", "ratio", "beside floors", "noise of both", "")
     counts = {verdict: sum(one.verdict is verdict for one in compared) for verdict in Verdict}
@@ -160,7 +160,7 @@ def render_comparison(compared: Sequence[OperatorComparison], missing: Sequence[
     return "\n".join(lines)
 
 
-def _compared(one: OperatorComparison) -> tuple[str, ...]:
+def _compared(one: FigureComparison) -> tuple[str, ...]:
     return (
         one.new.quantity.name,
         _roles(one.new),

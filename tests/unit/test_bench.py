@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bench.__main__ import main
-from bench.comparison import OperatorComparison, Verdict, compare, missing
+from bench.comparison import FigureComparison, Verdict, compare, missing
 from bench.quantities import QUANTITIES
 from bench.repair import Floor
 from bench.runs import BadRun, BenchRun, RunInfo
@@ -37,7 +37,7 @@ def figure(name: str, *values: float, roles: int | None = None, floor: float | N
     return Figure(quantity, roles, values, quantity.goal(roles), floor)
 
 
-def judged(old: Figure, new: Figure) -> OperatorComparison:
+def judged(old: Figure, new: Figure) -> FigureComparison:
     (found,) = compare([old], [new])
     return found
 
