@@ -14,8 +14,9 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
@@ -168,20 +169,9 @@ async def _run_servers(
 
 async def _run_console(server: ApiServer, display: Display) -> None:
     """Runs the web console for the API server's admin until cancelled, and prints its address."""
-    process = await asyncio.create_subprocess_exec(
-        *tied_to_parent([*_CONSOLE, "--kubeconfig", str(server.kubeconfig)]),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        limit=_LINE_BYTES,
-        start_new_session=True,
-    )
-    last: deque[str] = deque(maxlen=15)
-    try:
-        await _pass_on(process, last, display, "console: ")
-    finally:
-        with anyio.CancelScope(shield=True):
-            await _stop(process, last, display)
+    command = [*_CONSOLE, "--kubeconfig", str(server.kubeconfig)]
+    async with _child("console", command, display, prefix="console: ") as child:
+        await child.pass_on()
 
 
 async def _run_controller(
@@ -193,29 +183,75 @@ async def _run_controller(
     display: Display,
 ) -> None:
     health_port = free_port()
+    async with _child("controller", command, display, environment=_environment(database, health_port)) as child:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_tell_when_ready, health_port, server, database, samples, state, display)
+            for part in (server.etcd, server.process, database.process):
+                tasks.start_soon(_watch_over, part)
+            await child.pass_on()
+            tasks.cancel_scope.cancel()
+        code = await child.process.wait()
+    ending = "\n".join(f"  {line}" for line in child.last)
+    raise LocalError(f"the controller exited with code {code}; its last lines:\n{ending}")
+
+
+@dataclass(slots=True)
+class _Child:
+    """A program started by `dev`. `prefix`: of each line that it prints. `last`: its last lines."""
+
+    name: str
+    process: asyncio.subprocess.Process
+    display: Display
+    prefix: str
+    last: deque[str] = field(default_factory=lambda: deque(maxlen=15))
+
+    async def pass_on(self) -> None:
+        """Forwards every line of the program's output until it ends."""
+        if self.process.stdout is None:
+            return
+        async for line in self.process.stdout:
+            text = line.decode(errors="replace").rstrip()
+            self.last.append(text)
+            self.display.say(f"{self.prefix}{text}")
+
+    async def stop(self) -> None:
+        if self.process.returncode is not None:
+            return
+        self.process.terminate()
+        with anyio.move_on_after(_STOP_SECONDS):
+            await self.pass_on()
+            await self.process.wait()
+            return
+        self.display.say(f"The {self.name} did not exit within {_STOP_SECONDS:.0f} s; killing it")
+        self.process.kill()
+        await self.process.wait()
+
+
+@asynccontextmanager
+async def _child(
+    name: str,
+    command: Sequence[str],
+    display: Display,
+    *,
+    prefix: str = "",
+    environment: Mapping[str, str] | None = None,
+) -> AsyncIterator[_Child]:
+    """Runs a program, and stops it at the end of the context. `environment`: None means that of `dev`."""
     process = await asyncio.create_subprocess_exec(
         *tied_to_parent(command),
-        env=_environment(database, health_port),
+        env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         limit=_LINE_BYTES,
         start_new_session=True,
     )
-    last: deque[str] = deque(maxlen=15)
+    child = _Child(name, process, display, prefix)
     try:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_tell_when_ready, health_port, server, database, samples, state, display)
-            for part in (server.etcd, server.process, database.process):
-                tasks.start_soon(_watch_over, part)
-            await _pass_on(process, last, display)
-            tasks.cancel_scope.cancel()
-        code = await process.wait()
+        yield child
     finally:
         with anyio.CancelScope(shield=True):
-            await _stop(process, last, display)
-    ending = "\n".join(f"  {line}" for line in last)
-    raise LocalError(f"the controller exited with code {code}; its last lines:\n{ending}")
+            await child.stop()
 
 
 def _environment(database: PostgresServer, health_port: int) -> dict[str, str]:
@@ -266,32 +302,9 @@ async def _tell_when_ready(
     display.say(guide(kubeconfig=server.kubeconfig, dsn=database.dsn(), psql=database.psql, state=state))
 
 
-async def _pass_on(process: asyncio.subprocess.Process, last: deque[str], display: Display, prefix: str = "") -> None:
-    """Forwards every line of the program's output until it ends."""
-    if process.stdout is None:
-        return
-    async for line in process.stdout:
-        text = line.decode(errors="replace").rstrip()
-        last.append(text)
-        display.say(f"{prefix}{text}")
-
-
 async def _watch_over(process: Process) -> None:
     await process.wait()
     raise process.failure("exited unexpectedly")
-
-
-async def _stop(process: asyncio.subprocess.Process, last: deque[str], display: Display) -> None:
-    if process.returncode is not None:
-        return
-    process.terminate()
-    with anyio.move_on_after(_STOP_SECONDS):
-        await _pass_on(process, last, display)
-        await process.wait()
-        return
-    display.say(f"The controller did not exit within {_STOP_SECONDS:.0f} s; killing it")
-    process.kill()
-    await process.wait()
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from pgrole_controller.local import dev
 from pgrole_controller.local.apiserver import ApiServer, LocalApiError
 from pgrole_controller.local.apiserver import api_server as run_api_server
 from pgrole_controller.local.binaries import Binaries
+from pgrole_controller.local.display import Display
 from pgrole_controller.local.manifests import create_namespace
 from pgrole_controller.local.postgres import PostgresServer, Stop, postgres
 from pgrole_controller.local.process import LocalError, NotStopped, alive, descendants, reached
@@ -44,6 +45,15 @@ from pgrole_controller.local.dev import run_dev
 
 state = Path(sys.argv[1]) if sys.argv[1] else None
 sys.exit(anyio.run(partial(run_dev, state, controller=sys.argv[2:])))
+"""
+
+STUBBORN = """
+import signal
+
+signal.signal(signal.SIGTERM, lambda *_: print("stopping", flush=True))
+print("ready", flush=True)
+while True:
+    signal.pause()
 """
 
 CONTROLLER = """
@@ -345,6 +355,18 @@ async def test_an_error_that_ctrl_c_causes_is_no_failure_of_dev(
     said = StringIO()
     assert await dev.run_dev(stream=said) == code
     assert (str(error) in said.getvalue()) is (code == 1)
+
+
+async def test_a_program_that_dev_has_to_kill_is_named_and_its_last_lines_are_marked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dev, "_STOP_SECONDS", 1.0)
+    said = StringIO()
+    async with dev._child("console", [sys.executable, "-c", STUBBORN], Display(said), prefix="console: ") as child:
+        assert child.process.stdout is not None
+        assert await child.process.stdout.readline() == b"ready\n"
+    assert await reached(lambda: all_gone([child.process.pid]), PAST_ANY_DELAY)
+    assert said.getvalue().splitlines() == ["console: stopping", "The console did not exit within 1 s; killing it"]
 
 
 def test_a_state_folder_has_one_dev_at_a_time(tmp_path: Path) -> None:
