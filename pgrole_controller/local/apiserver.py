@@ -109,7 +109,7 @@ class ApiServer:
     async def admit(self, namespace: str, name: str) -> str:
         """Requests a token for a ServiceAccount, valid for 300 days, and returns the account's user name.
 
-        Raises ApiError, for example if the account does not exist.
+        Raises LocalApiError, for example if the account does not exist.
         """
         answer = await self.request(
             "POST",
@@ -170,7 +170,7 @@ class ApiServer:
         query: Mapping[str, str] | None = None,
         user: str = kubeconfig.ADMIN,
     ) -> Json:
-        """Returns the answer as JSON. Raises ApiError for a status of 400 and above, else aiohttp's errors."""
+        """Returns the answer as JSON. Raises LocalApiError for a status of 400 and above, else aiohttp's errors."""
         async with self._client().request(
             method,
             self.url + path,

@@ -55,6 +55,6 @@ def write_service_account_key(path: Path) -> None:
     if path.exists():
         return
     scalar = (secrets.randbelow(_P256_ORDER - 1) + 1).to_bytes(32, "big")
-    der = bytes.fromhex("303102010104 20".replace(" ", "")) + scalar + bytes.fromhex("a00a06082a8648ce3d030107")
+    der = bytes.fromhex("30310201010420") + scalar + bytes.fromhex("a00a06082a8648ce3d030107")
     lines = base64.encodebytes(der).decode()
     write_private(path, f"-----BEGIN EC PRIVATE KEY-----\n{lines}-----END EC PRIVATE KEY-----\n")
