@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import asyncpg
 
-from pgrole_controller.local.apiserver import ApiServer, api_server
+from pgrole_controller.local.apiserver import ApiServer, OwnApiServer, api_server
 from pgrole_controller.local.binaries import find
 from pgrole_controller.local.display import Display
 from pgrole_controller.local.manifests import apply_crds, create_namespace
@@ -40,7 +40,7 @@ def role_name(number: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class BenchStand:
-    api: ApiServer
+    api: OwnApiServer
     server: PostgresServer
     controller: Process
     display: Display

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import anyio
 
-from pgrole_controller.local.apiserver import ApiServer, Json, LocalApiError, RemoteApiServer
+from pgrole_controller.local.apiserver import ApiServer, Json, LocalApiError, OwnApiServer, RemoteApiServer
 from pgrole_controller.local.apiserver import api_server as run_api_server
 from pgrole_controller.local.audit import AuditLog
 from pgrole_controller.local.binaries import Binaries
@@ -98,7 +98,7 @@ class ApiServerPool:
 class _PooledServer:
     """`tokens` are those of its initial users; `content` is its initial content, by path."""
 
-    server: ApiServer
+    server: OwnApiServer
     tokens: dict[str, str]
     content: dict[str, str]
 

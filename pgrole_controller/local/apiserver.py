@@ -11,6 +11,7 @@ import json
 import ssl
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -62,31 +63,21 @@ class LocalApiError(LocalError):
         self.status = status
 
 
-class ApiServer:
-    """Created by `api_server`. `url`, `ca`, `kubeconfig` and `token` (both admin's) survive restarts."""
+class ApiServer(ABC):
+    """An API server as its admin uses it. `url`, `ca`, `kubeconfig` and `token` (both admin's) survive restarts."""
 
     def __init__(
-        self, folder: Path, binaries: Binaries, users: Mapping[str, Sequence[str]], audit: AuditLog | None = None
+        self, folder: Path, *, url: str, ca: Path, tokens: Mapping[str, str], audit: AuditLog | None = None
     ) -> None:
+        """`tokens` are those of its users, including admin; kubeconfigs are written to `folder` on demand."""
         self.folder = folder
         self.version = ""
+        self.url = url
+        self.ca = ca
+        self.token = tokens[kubeconfig.ADMIN]
+        self.kubeconfig = folder / f"{kubeconfig.ADMIN}.kubeconfig"
+        self._tokens = dict(tokens)
         self._audit = audit
-        self._tokens = kubeconfig.write_tokens(folder / "tokens.csv", users)
-        kubeconfig.write_service_account_key(folder / "service-account.key")
-        _drop_old_certificates(folder)
-        port, etcd_port = _ports(folder)
-        self.url = f"https://127.0.0.1:{port}"
-        self.ca = folder / "certificates" / "apiserver.crt"
-        self.token = self._tokens[kubeconfig.ADMIN]
-        self.etcd = Process("etcd", _etcd_command(binaries.etcd, folder, etcd_port), folder / "etcd.log")
-        self.process = Process(
-            "kube-apiserver",
-            _apiserver_command(
-                binaries.kube_apiserver, folder, port, etcd_port, [] if audit is None else audit.arguments()
-            ),
-            folder / "kube-apiserver.log",
-        )
-        self.kubeconfig = self.kubeconfig_of(kubeconfig.ADMIN)
         self._session: aiohttp.ClientSession | None = None
 
     def kubeconfig_of(self, user: str) -> Path:
@@ -131,33 +122,26 @@ class ApiServer:
             raise LocalError("this API server keeps no audit log")
         return self._audit
 
+    @abstractmethod
     async def start(self) -> None:
-        """Starts whatever is not running, and waits until it is ready. Raises LocalError with the end of the log."""
-        await self.etcd.start()
-        await self.process.start()
-        if not await reached(self._is_ready, READY_SECONDS):
-            raise self.process.failure(f"was not ready after {READY_SECONDS:.0f} s")
-        self.version = str((await self.request("GET", "/version"))["gitVersion"])
-        if self._audit is not None:
-            self._audit.ready_from = self._audit.size
+        """Waits until it is ready; a stopped one is started first. Raises LocalError."""
 
+    @abstractmethod
     async def stop(self) -> None:
-        """Stops the API server, then etcd; their data stays."""
-        await self._close_session()
-        await self.process.stop()
-        await self.etcd.stop()
+        """Closes the connections to it, and stops it if it was started here; its data stay."""
 
+    @abstractmethod
     async def kill(self) -> None:
-        """Ends the API server with SIGKILL and leaves etcd running; `start` brings it back on the same port."""
-        await self._close_session()
-        await self.process.kill()
+        """Ends the API server with SIGKILL; `start` brings it back on the same port. Raises LocalError if it was not
+        started here, as do `pause` and `resume`.
+        """
 
+    @abstractmethod
     def pause(self) -> None:
         """Freezes the API server: connections stay open and nothing answers."""
-        self.process.pause()
 
-    def resume(self) -> None:
-        self.process.resume()
+    @abstractmethod
+    def resume(self) -> None: ...
 
     async def request(
         self,
@@ -189,12 +173,6 @@ class ApiServer:
                 raise LocalApiError(response.status, str(answer.get("message", text)))
             return answer
 
-    async def _is_ready(self) -> bool:
-        for process in (self.etcd, self.process):
-            if not process.running:
-                raise process.failure("ended before it was ready")
-        return await self._answers()
-
     async def _answers(self) -> bool:
         """Tells whether everything that callers need from the start exists."""
         if not self.ca.exists():
@@ -205,6 +183,9 @@ class ApiServer:
         except (LocalApiError, aiohttp.ClientError, TimeoutError, ssl.SSLError):
             return False
         return True
+
+    async def _read_version(self) -> None:
+        self.version = str((await self.request("GET", "/version"))["gitVersion"])
 
     def _client(self) -> aiohttp.ClientSession:
         if self._session is None:
@@ -218,6 +199,89 @@ class ApiServer:
             self._session = None
 
 
+class OwnApiServer(ApiServer):
+    """One that runs here, created by `api_server`."""
+
+    def __init__(
+        self, folder: Path, binaries: Binaries, users: Mapping[str, Sequence[str]], audit: AuditLog | None = None
+    ) -> None:
+        tokens = kubeconfig.write_tokens(folder / "tokens.csv", users)
+        kubeconfig.write_service_account_key(folder / "service-account.key")
+        _drop_old_certificates(folder)
+        port, etcd_port = _ports(folder)
+        ca = folder / "certificates" / "apiserver.crt"
+        super().__init__(folder, url=f"https://127.0.0.1:{port}", ca=ca, tokens=tokens, audit=audit)
+        self.etcd = Process("etcd", _etcd_command(binaries.etcd, folder, etcd_port), folder / "etcd.log")
+        self.process = Process(
+            "kube-apiserver",
+            _apiserver_command(
+                binaries.kube_apiserver, folder, port, etcd_port, [] if audit is None else audit.arguments()
+            ),
+            folder / "kube-apiserver.log",
+        )
+        self.kubeconfig_of(kubeconfig.ADMIN)
+
+    async def start(self) -> None:
+        """Starts whatever is not running, and waits until it is ready. Raises LocalError with the end of the log."""
+        await self.etcd.start()
+        await self.process.start()
+        if not await reached(self._is_ready, READY_SECONDS):
+            raise self.process.failure(f"was not ready after {READY_SECONDS:.0f} s")
+        await self._read_version()
+        if self._audit is not None:
+            self._audit.ready_from = self._audit.size
+
+    async def stop(self) -> None:
+        """Stops the API server, then etcd; their data stays."""
+        await self._close_session()
+        await self.process.stop()
+        await self.etcd.stop()
+
+    async def kill(self) -> None:
+        """Ends the API server with SIGKILL and leaves etcd running; `start` brings it back on the same port."""
+        await self._close_session()
+        await self.process.kill()
+
+    def pause(self) -> None:
+        """Freezes the API server: connections stay open and nothing answers."""
+        self.process.pause()
+
+    def resume(self) -> None:
+        self.process.resume()
+
+    async def _is_ready(self) -> bool:
+        for process in (self.etcd, self.process):
+            if not process.running:
+                raise process.failure("ended before it was ready")
+        return await self._answers()
+
+
+class RemoteApiServer(ApiServer):
+    """One in a container."""
+
+    async def start(self) -> None:
+        """Waits until it is ready. Raises LocalError on timeout."""
+        if not await reached(self._answers, READY_SECONDS, every=0.2):
+            raise LocalError(f"the API server at {self.url} was not ready after {READY_SECONDS:.0f} s")
+        await self._read_version()
+
+    async def stop(self) -> None:
+        """Closes the connections to it."""
+        await self._close_session()
+
+    async def kill(self) -> None:
+        self._refuse("killed")
+
+    def pause(self) -> None:
+        self._refuse("frozen")
+
+    def resume(self) -> None:
+        self._refuse("frozen")
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise LocalError(f"the API server at {self.url} was not started here: it cannot be {what}")
+
+
 @asynccontextmanager
 async def api_server(
     state: Path | None = None,
@@ -225,7 +289,7 @@ async def api_server(
     users: Mapping[str, Sequence[str]] | None = None,
     binaries: Binaries | None = None,
     audit: bool = False,
-) -> AsyncIterator[ApiServer]:
+) -> AsyncIterator[OwnApiServer]:
     """Runs an API server for the lifetime of the context. `state` keeps its data, ports and tokens; without it, nothing
     is left.
 
@@ -234,7 +298,7 @@ async def api_server(
     """
     binaries = binaries or await find(Display(sys.stderr))
     with server_folder(state, "pgrole-apiserver-") as folder:
-        server = ApiServer(folder, binaries, users or {}, AuditLog(folder) if audit else None)
+        server = OwnApiServer(folder, binaries, users or {}, AuditLog(folder) if audit else None)
         try:
             await server.start()
             yield server
@@ -301,42 +365,3 @@ def _apiserver_command(program: Path, folder: Path, port: int, etcd_port: int, f
 def _uncached() -> str:
     """Returns the value of --watch-cache-sizes: size 0 for each resource without a cache."""
     return ",".join(f"{name}{group and '.'}{group}#0" for group, names in _UNCACHED.items() for name in names.split())
-
-
-class RemoteApiServer(ApiServer):
-    """`tokens` are those of its users, including admin; kubeconfigs are written to `folder` on demand."""
-
-    def __init__(
-        self, folder: Path, *, url: str, ca: Path, tokens: Mapping[str, str], audit: AuditLog | None = None
-    ) -> None:
-        self.folder = folder
-        self.version = ""
-        self.url = url
-        self.ca = ca
-        self.token = tokens[kubeconfig.ADMIN]
-        self._tokens = dict(tokens)
-        self.kubeconfig = folder / f"{kubeconfig.ADMIN}.kubeconfig"
-        self._audit = audit
-        self._session: aiohttp.ClientSession | None = None
-
-    async def start(self) -> None:
-        """Waits until it is ready. Raises LocalError on timeout."""
-        if not await reached(self._answers, READY_SECONDS, every=0.2):
-            raise LocalError(f"the API server at {self.url} was not ready after {READY_SECONDS:.0f} s")
-        self.version = str((await self.request("GET", "/version"))["gitVersion"])
-
-    async def stop(self) -> None:
-        """Closes the connections to it."""
-        await self._close_session()
-
-    async def kill(self) -> None:
-        self._refuse("killed")
-
-    def pause(self) -> None:
-        self._refuse("frozen")
-
-    def resume(self) -> None:
-        self._refuse("frozen")
-
-    def _refuse(self, what: str) -> NoReturn:
-        raise LocalError(f"the API server at {self.url} was not started here: it cannot be {what}")

@@ -25,7 +25,7 @@ import anyio
 
 from pgrole_controller import resources
 from pgrole_controller.ending import leaves
-from pgrole_controller.local.apiserver import ApiServer, Json, api_server
+from pgrole_controller.local.apiserver import ApiServer, Json, OwnApiServer, api_server
 from pgrole_controller.local.binaries import find
 from pgrole_controller.local.display import Display
 from pgrole_controller.local.manifests import apply_crds, apply_folder, are_ready, path_of
@@ -176,7 +176,7 @@ async def _run_console(server: ApiServer, display: Display) -> None:
 
 async def _run_controller(
     command: Sequence[str],
-    server: ApiServer,
+    server: OwnApiServer,
     database: PostgresServer,
     samples: Sequence[Json],
     state: Path | None,
