@@ -21,7 +21,8 @@ from pathlib import Path
 
 import anyio.to_thread
 
-from pgrole_controller.local.binaries import ArchiveError, cache_directory, download
+from pgrole_controller.local.archive import ArchiveError, download
+from pgrole_controller.local.binaries import cache_directory
 from pgrole_controller.local.display import Display
 from pgrole_controller.local.process import LocalError
 from pgrole_controller.local.workspace import exclusive, scratch_for
