@@ -119,7 +119,7 @@ class StatusWriter:
         self._store = store
         self._announce = announce
         self._waiting: dict[Key, PendingStatus] = {}
-        self._writing: set[Key] = set()
+        self._queued: set[Key] = set()  # in the queue, or being written
         self._closed = False
         self._failed: dict[Key, tuple[PendingStatus, float]] = {}  # what to retry, and the delay before
         self._older_crds_until = 0.0
@@ -134,7 +134,7 @@ class StatusWriter:
         before = self._waiting.get(pending.key, failed)
         if before is not None:
             pending = pending.following(before)
-        if pending.key in self._waiting or pending.key in self._writing or not self._stands(pending):
+        if pending.key in self._queued or not self._stands(pending):
             self._enqueue(pending)
 
     def forget(self, key: Key) -> None:
@@ -171,21 +171,20 @@ class StatusWriter:
             retries.cancel_scope.cancel()
 
     def _enqueue(self, pending: PendingStatus) -> None:
-        known = pending.key in self._waiting or pending.key in self._writing
         self._waiting[pending.key] = pending
-        if not known:
+        if pending.key not in self._queued:
+            self._queued.add(pending.key)
             self._queue.put(pending.key.namespace, pending.key)
 
     async def _write_key(self, retries: TaskGroup, key: Key) -> bool:
         """Writes what waits for this object. Returns whether the API server answered in time."""
         answered = True
-        self._writing.add(key)
         try:
             while (pending := self._waiting.pop(key, None)) is not None:
                 with logs.tracing(pending.reconcile_id):
                     answered = await self._try(pending, retries)
         finally:
-            self._writing.discard(key)
+            self._queued.discard(key)
         return answered
 
     async def _try(self, pending: PendingStatus, retries: TaskGroup) -> bool:

@@ -309,12 +309,43 @@ async def test_events_wait_until_the_last_status_is_written(objects: Objects) ->
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(statuses.run)
         await quiet.wait()
-        assert (statuses._waiting, statuses._writing) == ({}, set())
+        assert (statuses._waiting, statuses._queued) == ({}, set())
         statuses.put(PendingStatus(made(1), RECONCILED))
         assert not quiet.is_set()
         statuses.forget(KEY)
         await quiet.wait()
         statuses.close()
+
+
+class SlowStatusApi(StatusApi):
+    """Answers each write after a moment. Notes how many were under way at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes = self.most = 0
+
+    async def request(self, _method: str, path: str, *, body: dict[str, Any], **more: object) -> bytes:
+        self.writes += 1
+        self.most = max(self.most, self.writes)
+        await anyio.sleep(1.0)
+        self.writes -= 1
+        return await super().request(_method, path, body=body, **more)
+
+
+@in_timelapse
+async def test_there_is_one_write_at_a_time_to_an_object_that_was_forgotten_and_is_reported_again() -> None:
+    store, api = Store(index_pgrole), SlowStatusApi()
+    store.put(made(1))
+    statuses = StatusWriter(cast("Client", api), store, lambda *_: None, Signal())
+    statuses.put(PendingStatus(made(1), RECONCILED))
+    statuses.forget(KEY)
+    statuses.put(PendingStatus(made(1), RECONCILED))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(statuses.run)
+        await anyio.sleep(0.5)
+        statuses.put(PendingStatus(made(1), OTHER))
+        statuses.close()
+    assert (api.asked, api.most) == (2, 1)
 
 
 @pytest.mark.parametrize("state", ["failed", "waiting"])
