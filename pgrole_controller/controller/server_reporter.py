@@ -7,7 +7,7 @@ example, delays no other.
 import logging
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, get_args
 
@@ -77,7 +77,26 @@ WRITE_SECONDS = 10.0
 
 #: Pause after a refused write, in seconds: doubled from CHECK_SECONDS on.
 LONGEST_REST = 60.0
-_AWAKE = (0.0, 0.0)
+
+
+@dataclass(slots=True)
+class _Reporting:
+    """What is known of the reports on one PgServer. Times are on the loop's clock.
+
+    `own`: _OWN_FIELDS as this leader last wrote or found them. `overwritten_at`: since when another installation's
+    values stand there. `standing`: the status as written, and the version of the answer. `drifts`: counted before this
+    process did.
+    """
+
+    writing: bool = False
+    rests_until: float = 0.0  # after failures
+    rest: float = 0.0  # how long the last one was, in seconds
+    counted_at: float = -math.inf
+    drifts: HourlyDrifts | None = None
+    drifts_written_at: float = -math.inf
+    own: dict[str, Any] | None = None
+    overwritten_at: float | None = None
+    standing: tuple[str, dict[str, Any]] | None = None
 
 
 class ServerReporter:
@@ -89,15 +108,8 @@ class ServerReporter:
         self._workers = workers
         self._objects = objects
         self._leadership = leadership
-        self._counted_at: dict[str, float] = {}
-        self._drifts: dict[str, HourlyDrifts] = {}  # by uid: counted before this process did
-        self._drifts_written_at: dict[str, float] = {}
-        self._own: dict[str, dict[str, Any]] = {}  # by uid: _OWN_FIELDS as this leader last wrote or found them
-        self._overwritten_at: dict[str, float] = {}  # by uid: since when another installation's values stand there
-        self._standing: dict[str, tuple[str, dict[str, Any]]] = {}  # by uid: status as written, version of the answer
+        self._reportings: dict[str, _Reporting] = {}  # by uid
         self._older_crds_until = 0.0
-        self._resting: dict[str, tuple[float, float]] = {}  # after failures: until when, and for how long
-        self._reported: set[str] = set()  # names of those that are being written
         self._places = anyio.CapacityLimiter(WRITERS)
 
     async def run(self) -> None:
@@ -112,60 +124,44 @@ class ServerReporter:
 
     def _start_reports(self, reports: TaskGroup) -> None:
         if not self._leadership.acting:
-            self._own.clear()
+            for reporting in self._reportings.values():
+                reporting.own = None
             return
-        self._forget_removed()
+        present = {stored.uid for _, stored in self._store.items()}
+        self._reportings = {uid: known for uid, known in self._reportings.items() if uid in present}
         for worker in self._workers:
-            name = worker.server.name
-            stored = self._store.get(Key("", name))
-            until, _ = self._resting.get(name, _AWAKE)
-            if stored is not None and name not in self._reported and until <= anyio.current_time():
-                self._reported.add(name)
-                reports.start_soon(self._report, worker, stored)
+            stored = self._store.get(Key("", worker.server.name))
+            if stored is None:
+                continue
+            reporting = self._reportings.setdefault(stored.uid, _Reporting())
+            if not reporting.writing and reporting.rests_until <= anyio.current_time():
+                reporting.writing = True
+                reports.start_soon(self._report, worker, stored, reporting)
 
-    def _forget_removed(self) -> None:
-        names = {key.name for key, _ in self._store.items()}
-        uids = {stored.uid for _, stored in self._store.items()}
-        for by_name in (self._counted_at, self._resting):
-            for name in by_name.keys() - names:
-                del by_name[name]
-        for by_uid in (self._drifts, self._drifts_written_at, self._own, self._overwritten_at, self._standing):
-            for uid in by_uid.keys() - uids:
-                del by_uid[uid]
-
-    async def _report(self, worker: ServerWorker, stored: Stored) -> None:
+    async def _report(self, worker: ServerWorker, stored: Stored, reporting: _Reporting) -> None:
         try:
             async with self._places:
                 with anyio.fail_after(WRITE_SECONDS):
-                    await self._hold_and_write(worker, stored)
+                    await self._hold_and_write(worker, stored, reporting)
         except Exception as error:  # noqa: BLE001 -- one server's error
             if not isinstance(error, KubeError | TimeoutError):
                 error = contain(error, stored.key)
             if not isinstance(error, ApiError) or error.status not in (404, 409):
-                self._rest(worker.server.name, error)
+                _rest(reporting, worker.server.name, error)
         else:
-            self._resting.pop(worker.server.name, None)
+            reporting.rests_until = reporting.rest = 0.0
         finally:
-            self._reported.discard(stored.key.name)
+            reporting.writing = False
 
-    async def _hold_and_write(self, worker: ServerWorker, stored: Stored) -> None:
+    async def _hold_and_write(self, worker: ServerWorker, stored: Stored, reporting: _Reporting) -> None:
         if not await self._hold(stored):
             return
         current = self._store.get(stored.key)
-        if current is None:
+        if current is None or current.uid != stored.uid:
             return
         # A PgServer that was created again, or that replaces PGROLE_DSN, is not yet the one that the worker serves.
         if worker.server.uid == current.uid:
-            await self._write(worker, current)
-
-    def _rest(self, name: str, error: Exception) -> None:
-        _, last = self._resting.get(name, _AWAKE)
-        delay = Backoff(CHECK_SECONDS, LONGEST_REST).longer(last)
-        self._resting[name] = (anyio.current_time() + delay, delay)
-        log.warning(
-            "PgServer status not written",
-            extra={"server": name, "error": str(error) or "no answer in time", "delay": delay},
-        )
+            await self._write(worker, current, reporting)
 
     async def _hold(self, stored: Stored) -> bool:
         """Sets the finalizer. Removes it, and returns False, if no PgRole references a PgServer that is being
@@ -192,71 +188,56 @@ class ServerReporter:
         written = await apply_finalizer(self._client, PGSERVERS, stored, present, finalizer=finalizer, manager=manager)
         self._store.settle(stored, written)
 
-    async def _write(self, worker: ServerWorker, stored: Stored) -> None:
+    async def _write(self, worker: ServerWorker, stored: Stored, reporting: _Reporting) -> None:
         obj = stored.object()
         previous: Mapping[str, Any] = mapping(obj.get("status"))
         if self._objects.namespace is not None:
-            previous = self._with_own(stored.uid, previous)
-        status = self._status(worker, _readable(previous), _outcome(worker, obj["metadata"]))
-        drifts = self._count_drifts(worker, stored.uid, previous)
+            previous = _with_own(reporting, previous)
+        status = self._status(worker, reporting, _readable(previous), _outcome(worker, obj["metadata"]))
+        drifts = self._count_drifts(worker, reporting, previous)
         if drifts is not None:
             status["driftsPerHour"] = drifts
-        if not unchanged(previous, status) and not self._stands(stored, status):
-            await self._apply(worker, stored, previous, status)
+        if not unchanged(previous, status) and not _stands(reporting, stored, status):
+            written = await self._apply(worker, stored, previous, status)
+            if written is not None:
+                self._store.put(written, by=stored.key)
+                reporting.standing = written.resource_version, status
         if "driftsPerHour" in status and drifts != previous.get("driftsPerHour"):
-            self._drifts_written_at[stored.uid] = anyio.current_time()
-        self._own[stored.uid] = {name: status.get(name) for name in _OWN_FIELDS}
-
-    def _stands(self, stored: Stored, status: dict[str, Any]) -> bool:
-        """Whether writing this status again would change nothing: what else stands there, other field managers own."""
-        version, written = self._standing.get(stored.uid, ("", None))
-        return stored.resource_version == version and unchanged(written, status)
-
-    def _with_own(self, uid: str, previous: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Returns the status with the values that this installation wrote or found, for as long as it leaves what
-        another one wrote instead.
-        """
-        own, now = self._own.get(uid), anyio.current_time()
-        if own is None or unchanged({name: previous.get(name) for name in _OWN_FIELDS}, own):
-            self._overwritten_at.pop(uid, None)
-            return previous
-        if now - self._overwritten_at.setdefault(uid, now) >= YIELD_SECONDS:
-            return previous
-        return {**previous, **own}
+            reporting.drifts_written_at = anyio.current_time()
+        reporting.own = {name: status.get(name) for name in _OWN_FIELDS}
 
     async def _apply(
         self, worker: ServerWorker, stored: Stored, previous: Mapping[str, Any], status: dict[str, Any]
-    ) -> None:
+    ) -> Stored | None:
+        """Writes the status, without what older CRDs lack. Returns the answer; None if nothing else differs."""
         try:
-            written = await apply_status(self._client, PGSERVERS, stored, status)
+            return await apply_status(self._client, PGSERVERS, stored, status)
         except ApiError as error:
             if "driftsPerHour" not in status or _NOT_DECLARED not in error.message:
                 raise
             log.info("status.driftsPerHour omitted: the installed CRDs are older", extra={"server": worker.server.name})
             self._older_crds_until = anyio.current_time() + OLDER_CRDS_SECONDS
             del status["driftsPerHour"]
-            if unchanged(previous, status):
-                return
-            written = await apply_status(self._client, PGSERVERS, stored, status)
-        self._store.put(written, by=stored.key)
-        self._standing[stored.uid] = written.resource_version, status
+            return None if unchanged(previous, status) else await apply_status(self._client, PGSERVERS, stored, status)
 
-    def _count_drifts(self, worker: ServerWorker, uid: str, previous: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+    def _count_drifts(
+        self, worker: ServerWorker, reporting: _Reporting, previous: Mapping[str, Any]
+    ) -> list[dict[str, Any]] | None:
         """Adds up what the status held when this process first wrote it, and what was counted since. None: left out."""
         now = anyio.current_time()
         written: list[dict[str, Any]] | None = previous.get("driftsPerHour")
         if now < self._older_crds_until:
             return None
-        if uid not in self._drifts:
-            self._drifts[uid] = read_hourly_drifts(written)
-        counted = self._drifts[uid].plus(worker.drift_counts.counted).since(datetime.now(UTC)).to_status()
-        if counted == written or (
-            written is not None and now - self._drifts_written_at.get(uid, -math.inf) < DRIFT_SECONDS
-        ):
+        if reporting.drifts is None:
+            reporting.drifts = read_hourly_drifts(written)
+        counted = reporting.drifts.plus(worker.drift_counts.counted).since(datetime.now(UTC)).to_status()
+        if counted == written or (written is not None and now - reporting.drifts_written_at < DRIFT_SECONDS):
             return written
         return counted
 
-    def _status(self, worker: ServerWorker, previous: dict[str, Any], outcome: Outcome) -> dict[str, Any]:
+    def _status(
+        self, worker: ServerWorker, reporting: _Reporting, previous: dict[str, Any], outcome: Outcome
+    ) -> dict[str, Any]:
         generation, now = worker.server.generation, datetime.now(UTC)
         conditions = previous.get("conditions", ())
         # Another installation may be connected: the one that starts reports what its first attempt finds.
@@ -279,22 +260,52 @@ class ServerReporter:
         databases = select_databases(worker.databases.states())
         if databases:
             status["databases"] = [_database(one) for one in databases]
-        status["roles"] = self._count(worker.server.name, previous.get("roles"))
+        status["roles"] = self._count(worker.server.name, reporting, previous.get("roles"))
         return status
 
-    def _count(self, name: str, before: dict[str, int] | None) -> dict[str, int]:
+    def _count(self, name: str, reporting: _Reporting, before: dict[str, int] | None) -> dict[str, int]:
         declared, ready = self._objects.count(name)
         now = anyio.current_time()
-        if before is not None and now - self._counted_at.get(name, -COUNT_SECONDS) < COUNT_SECONDS:
+        if before is not None and now - reporting.counted_at < COUNT_SECONDS:
             return before
-        self._counted_at[name] = now
+        reporting.counted_at = now
         return {"declared": declared, "ready": ready}
+
+
+def _rest(reporting: _Reporting, name: str, error: Exception) -> None:
+    reporting.rest = Backoff(CHECK_SECONDS, LONGEST_REST).longer(reporting.rest)
+    reporting.rests_until = anyio.current_time() + reporting.rest
+    log.warning(
+        "PgServer status not written",
+        extra={"server": name, "error": str(error) or "no answer in time", "delay": reporting.rest},
+    )
 
 
 def select_databases(states: Iterable[DatabaseState]) -> list[DatabaseState]:
     """Returns at most MOST_DATABASES, those without a session first, sorted by name."""
     some = sorted(states, key=lambda one: (one.mode is not None, one.name))[:MOST_DATABASES]
     return sorted(some, key=lambda one: one.name)
+
+
+def _stands(reporting: _Reporting, stored: Stored, status: dict[str, Any]) -> bool:
+    """Whether writing this status again would change nothing: what else stands there, other field managers own."""
+    version, written = reporting.standing or ("", None)
+    return stored.resource_version == version and unchanged(written, status)
+
+
+def _with_own(reporting: _Reporting, previous: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the status with the values that this installation wrote or found, for as long as it leaves what another
+    one wrote instead.
+    """
+    own, now = reporting.own, anyio.current_time()
+    if own is None or unchanged({name: previous.get(name) for name in _OWN_FIELDS}, own):
+        reporting.overwritten_at = None
+        return previous
+    if reporting.overwritten_at is None:
+        reporting.overwritten_at = now
+    if now - reporting.overwritten_at >= YIELD_SECONDS:
+        return previous
+    return {**previous, **own}
 
 
 def _is_ready(conditions: Iterable[Mapping[str, Any]], generation: int) -> bool:

@@ -470,13 +470,14 @@ async def test_nothing_is_kept_of_a_removed_pgserver() -> None:
     world.store.put(seen)
     async with running(world):
         await anyio.sleep(1.0)
-        assert world.reporter._own
+        assert seen.uid in world.reporter._reportings
         world.store.remove(seen.key, seen.uid)
         await anyio.sleep(1.0)
     kept = {
         name: value for name, value in vars(world.reporter).items() if "second" in str(value) or "main" in str(value)
     }
     assert {name for name in kept if isinstance(kept[name], dict)} == set()
+    assert not world.reporter._reportings
 
 
 @pytest.mark.parametrize("part", [None, "conditions", "version", "systemIdentifier", "detection", "driftsPerHour"])
