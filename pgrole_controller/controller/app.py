@@ -160,13 +160,11 @@ class _RunningController:
         self._store = Store(index=index_pgrole)
         self._secrets = Store(index=index_by_owner)
         self._namespaces = Store()
-        self._observed = ServerStores(Store(index_pgserver), Store(), Store())
+        self._observed = ServerStores(Store(index_pgserver), Store(), Store(), config.controller_config.namespace)
         namespaces = Namespaces(client, self._namespaces, config.namespace)
         self._objects = Objects(self._store, self._secrets, namespaces, cluster, config.namespace)
         self._recorder = Recorder(client)
-        password_tasks = PasswordTasks(
-            client, self._secrets, self._recorder, lambda secret: self._servers.reserves(secret)
-        )
+        password_tasks = PasswordTasks(client, self._secrets, self._recorder, self._observed.reserves)
         endings = Endings(self._queue, self._objects.contests)
         self._background = Background(client, self._store, endings, password_tasks)
         self._reporter = Reporter(client, self._store, endings, self._recorder)
@@ -184,7 +182,6 @@ class _RunningController:
         )
         self._context.grantees.connect(self._servers.note_grantee, self._servers.note_privileges, self._announce)
         self._declared_again, self._relisted = Signal(), Signal()
-        self._was_synced = False
         leadership.synced = self._is_synced
         self._health = health
         health.watch(
@@ -218,8 +215,7 @@ class _RunningController:
 
     def _is_synced(self) -> bool:
         """Whether everything declared has been listed once."""
-        self._was_synced = self._was_synced or self._is_known()
-        return self._was_synced
+        return all(store.listed for store in self._declared())
 
     def _is_known(self) -> bool:
         return all(store.synced.is_set() for store in self._declared())
@@ -243,7 +239,6 @@ class _RunningController:
 
     async def _list_declared(self) -> None:
         """Lists again everything declared that the API server does not refuse to list."""
-        self._is_synced()  # before it is doubted
         for store in self._declared():
             store.doubt()
         self._declared_again.pulse()

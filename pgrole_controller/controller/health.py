@@ -209,10 +209,9 @@ class Health:
             return False, {"ready": False, "synced": False, "leading": False, "servers": {}}
         store, workers, leadership = self._watched
         known = workers.settled.is_set() and all(_has_session(one) or one.keeper.trouble for one in workers)
-        synced = store.synced.is_set() or leadership.synced()  # once: it may be listed again just now
-        ready = synced and known and not self.stopping
+        ready = store.listed and known and not self.stopping
         servers = {one.server.name: _describe(one) for one in workers}
-        return ready, {"ready": ready, "synced": synced, "leading": leadership.leading, "servers": servers}
+        return ready, {"ready": ready, "synced": store.listed, "leading": leadership.leading, "servers": servers}
 
 
 def _bind(host: str, port: int) -> socket.socket:

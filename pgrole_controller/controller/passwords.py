@@ -79,11 +79,7 @@ class _Outdated(Exception):
 
 class PasswordTasks:
     def __init__(
-        self,
-        client: Client,
-        store: Store,
-        recorder: Recorder,
-        holds_credentials: Callable[[Key], bool] = lambda _: False,
+        self, client: Client, store: Store, recorder: Recorder, holds_credentials: Callable[[Key], bool]
     ) -> None:
         """`store` holds the metadata of Secrets, and gets what is written here. `holds_credentials`: whether a Secret
         holds those of a PgServer.

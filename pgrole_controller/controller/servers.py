@@ -56,12 +56,17 @@ _DENIED = ("401", "403")
 @dataclass(frozen=True, slots=True)
 class ServerStores:
     """PgServers, indexed by `index_pgserver`, and the metadata of Secrets and ConfigMaps in the controller's own
-    namespace.
+    `namespace`.
     """
 
     pgservers: Store
     secrets: Store
     config_maps: Store
+    namespace: str
+
+    def reserves(self, secret: Key) -> bool:
+        """Whether a PgServer references this Secret."""
+        return secret.namespace == self.namespace and self.pgservers.count_index(index_secret(secret.name)) > 0
 
 
 @dataclass(slots=True)
@@ -113,12 +118,6 @@ class ServerWorkers:
         if not change.key.namespace or named:
             self._changed.set()
             self._changing.pulse()
-
-    def reserves(self, secret: Key) -> bool:
-        """Whether a PgServer references this Secret."""
-        if secret.namespace != self._controller_config.namespace:
-            return False
-        return self._observed.pgservers.count_index(index_secret(secret.name)) > 0
 
     def explain_absence(self, name: str) -> PgRoleError:
         """Returns the error of an object whose server of this name has no worker."""
@@ -287,7 +286,7 @@ class ServerWorkers:
         """Differs whenever the PgServer or something that it references does."""
         obj = stored.object()
         secrets, config_maps = names_secrets(obj)
-        own = self._controller_config.namespace
+        own = self._observed.namespace
         parts = [(self._observed.secrets, one) for one in sorted(secrets)]
         parts += [(self._observed.config_maps, one) for one in sorted(config_maps)]
         found = [store.get(Key(own, one)) for store, one in parts]

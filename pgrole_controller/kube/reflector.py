@@ -194,9 +194,7 @@ class _Reflection:
         started = time.monotonic()
         version, listed = await self._pages(limit=self._timing.page)
         changes = await self._replace(listed)
-        self._store.synced.set()
-        self._store.listed = True
-        self._store.answered.set()
+        self._store.note_listed()
         metrics.LISTS.labels(self._resource.plural).inc()
         log.info(
             "listed",

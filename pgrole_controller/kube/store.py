@@ -98,6 +98,12 @@ class Store:
         """Marks the content as possibly outdated; `synced` is set again after the next complete list."""
         self.synced.clear()
 
+    def note_listed(self) -> None:
+        """Notes that the content is a complete list."""
+        self.listed = True
+        self.synced.set()
+        self.answered.set()
+
     def refuse(self, why: str) -> None:
         self.refused = why
         self.answered.set()

@@ -97,7 +97,7 @@ class FakeWorker:
 
 class ServerConfigWorld:
     def __init__(self) -> None:
-        self.api, self.observed = ServerConfigApi(), ServerStores(Store(index_pgserver), Store(), Store())
+        self.api, self.observed = ServerConfigApi(), ServerStores(Store(index_pgserver), Store(), Store(), "default")
         self.workers: list[FakeWorker] = []
         self.moved: list[str] = []
         client = cast("Client", self.api)
@@ -474,7 +474,7 @@ async def test_a_malformed_pgserver_does_not_affect_others(spec: Any) -> None:
         world.observed.pgservers.put(pack({"kind": "PgServer", "metadata": metadata, "spec": spec}))
         world.put("b")
         await world.until(lambda: "odd" in world.servers and "b" in world.servers, "both workers")
-        assert world.servers.reserves(Key("default", "of-b"))
+        assert world.observed.reserves(Key("default", "of-b"))
         problem = world.worker("odd").server.problem
         assert problem is not None
         assert problem.reason is Reason.INVALID_SPEC
@@ -529,9 +529,9 @@ def test_listed_secrets_are_compared_with_the_names_in_many_pgservers_at_once() 
     listed = [Stored(Key("default", f"other-{number}"), f"u{number}", "1", b"") for number in range(1_000)]
     with within_a_callback():
         world.observed.secrets.replace(listed)
-        assert not any(world.servers.reserves(one.key) for one in listed)
-    assert world.servers.reserves(Key("default", "of-s7"))
-    assert not world.servers.reserves(Key("shop", "of-s7"))
+        assert not any(world.observed.reserves(one.key) for one in listed)
+    assert world.observed.reserves(Key("default", "of-s7"))
+    assert not world.observed.reserves(Key("shop", "of-s7"))
 
 
 class HeldServer:

@@ -78,7 +78,8 @@ class StaleWorld:
         client = cast("Client", self.api)
         asked = ask_generated(secrets=ObservedSecrets(stale=("old",)))
         asked_task = replace(password_task_of(asked, PasswordRecord(), there()), **task)
-        return await PasswordTasks(client, self.store, Recorder(client)).run(asked_task, owner, lambda: self.is_current)
+        tasks = PasswordTasks(client, self.store, Recorder(client), lambda _: False)
+        return await tasks.run(asked_task, owner, lambda: self.is_current)
 
     def change(self) -> None:
         self.is_current = False
