@@ -20,7 +20,6 @@ from weakref import WeakValueDictionary
 
 import anyio
 
-from pgrole_controller import logs
 from pgrole_controller.controller.errors import attempt_write, contain, is_unanswered
 from pgrole_controller.controller.fair_queue import FairQueue
 from pgrole_controller.controller.objects import declared_version
@@ -76,21 +75,21 @@ class Background:
         self._password_tasks = password_tasks
         self._results: dict[str, PasswordResult | ReassignResult] = {}  # by uid of the object, for its next reconcile
         self._interruptible: dict[Key, anyio.CancelScope] = {}
-        self._waiting = FairQueue[tuple[str, Result, PasswordTask]]()  # with the reconcile's id
+        self._waiting = FairQueue[Result]()
 
     async def run(self) -> None:
         """Runs password tasks until `close`, then those that still wait."""
         async with anyio.create_task_group() as tasks:
             for _ in range(PASSWORD_TASKS):
-                tasks.start_soon(self._waiting.serve, self._run_one)
+                tasks.start_soon(self._waiting.serve, self._prepare_password)
 
     def close(self) -> None:
         """Accepts no more password tasks; `run` returns when the waiting ones are done."""
         self._waiting.close()
 
-    def prepare_password(self, result: Result, task: PasswordTask) -> None:
+    def prepare_password(self, result: Result) -> None:
         """Takes over the reconcile, and ends it when the password task is done. The log's reconcile id is kept."""
-        self._waiting.put(result.key.namespace, (logs.current_reconcile_id(), result, task))
+        self._waiting.put(result.key.namespace, result)
 
     async def empty_role(
         self,
@@ -133,32 +132,27 @@ class Background:
         if key in self._interruptible:
             self._interruptible[key].cancel()
 
-    async def _run_one(self, waiting: tuple[str, Result, PasswordTask]) -> bool:
+    async def _prepare_password(self, result: Result) -> bool:
         """Returns whether the API server answered."""
-        reconcile_id, result, task = waiting
-        with logs.tracing(reconcile_id):
-            return not is_unanswered(await self._prepare_password(result, task))
-
-    async def _prepare_password(self, result: Result, task: PasswordTask) -> FailedWrite | None:
+        stored, task = result.target.stored, result.password_task
         failed: FailedWrite | None = None
-        try:
-            work = partial(self._run_password_task, result, task)
-            failed = await attempt_write(self._client, result.key, PASSWORD_SECONDS, work)
-        except Exception as error:  # noqa: BLE001 -- one object's error
-            if result.target.stored is not None:
-                self.keep(result.target.stored, PasswordResult(password_task=task, problem=contain(error, result.key)))
+        if stored is not None and task is not None:
+            try:
+                work = partial(self._run_password_task, stored, task)
+                failed = await attempt_write(self._client, result.key, PASSWORD_SECONDS, work)
+            except Exception as error:  # noqa: BLE001 -- one object's error
+                self.keep(stored, PasswordResult(password_task=task, problem=contain(error, result.key)))
         self._endings.end(result, failed)
-        return failed
+        return not is_unanswered(failed)
 
-    async def _run_password_task(self, result: Result, task: PasswordTask) -> None:
-        stored = result.target.stored
-        if stored is None or not self._is_current(stored):  # the task may have waited
+    async def _run_password_task(self, stored: Stored, task: PasswordTask) -> None:
+        if not self._is_current(stored):  # the task may have waited
             return
         password = await self._password_tasks.run(task, stored, partial(self._is_current, stored))
         if password is None:
             return
         problem = password.problem.reason.value if password.problem else ""
-        log.debug("password task run", extra={"object": str(result.key), "problem": problem})
+        log.debug("password task run", extra={"object": str(stored.key), "problem": problem})
         self.keep(stored, password)
 
     def _is_current(self, stored: Stored) -> bool:

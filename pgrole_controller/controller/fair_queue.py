@@ -1,9 +1,11 @@
-"""Work of several namespaces for a few tasks, such that none waits for a namespace that is not answered.
+"""A queue that serves namespaces in turn with a few tasks, so that a namespace whose requests are not answered delays
+no other.
 
 Expected flow: each task runs `serve`, which takes items of the namespaces in turn until the queue is closed and empty.
 
 Guarantees: items of one namespace are taken in the order in which they were put; while a namespace is not answered in
-time, because of an admission webhook for example, it occupies one task, and the others serve the rest.
+time, because of an admission webhook for example, it occupies one task, and the others serve the rest. What the work
+logs has the reconcile id with which its item was put.
 """
 
 from collections import Counter, OrderedDict, deque
@@ -12,6 +14,7 @@ from typing import Generic, TypeVar
 
 import anyio
 
+from pgrole_controller import logs
 from pgrole_controller.event_loop import Signal
 
 Item = TypeVar("Item")
@@ -26,14 +29,15 @@ class FairQueue(Generic[Item]):
     def __init__(self, idle: Signal | None = None) -> None:
         self.idle = idle or Signal()
         self.idle.set()
-        self._waiting: OrderedDict[str, deque[Item]] = OrderedDict()  # by namespace; the one that is next comes first
+        # by namespace, the one that is next first: items with the ids of the reconciles that put them
+        self._waiting: OrderedDict[str, deque[tuple[Item, str]]] = OrderedDict()
         self._busy: Counter[str] = Counter()  # tasks of each namespace
         self._unanswered: set[str] = set()  # namespaces whose last item was not answered in time
         self._idle: OrderedDict[anyio.Event, None] = OrderedDict()  # tasks that wait, each with its own event
         self._closed = False
 
     def put(self, namespace: str, item: Item) -> None:
-        self._waiting.setdefault(namespace, deque()).append(item)
+        self._waiting.setdefault(namespace, deque()).append((item, logs.current_reconcile_id()))
         if namespace not in self._unanswered:
             self.idle.clear()
         self._wake(1)
@@ -52,10 +56,12 @@ class FairQueue(Generic[Item]):
                     return
                 await self._wait()
                 continue
-            item = self._take(namespace)
+            item, reconcile_id = self._take(namespace)
             self._busy[namespace] += 1
             try:
-                if not await work(item):
+                with logs.tracing(reconcile_id):
+                    answered = await work(item)
+                if not answered:
                     self._unanswered.add(namespace)
                 elif namespace in self._unanswered:
                     self._unanswered.remove(namespace)
@@ -92,11 +98,11 @@ class FairQueue(Generic[Item]):
                 return namespace
         return None
 
-    def _take(self, namespace: str) -> Item:
+    def _take(self, namespace: str) -> tuple[Item, str]:
         waiting = self._waiting[namespace]
-        item = waiting.popleft()
+        taken = waiting.popleft()
         if waiting:
             self._waiting.move_to_end(namespace)
         else:
             del self._waiting[namespace]
-        return item
+        return taken

@@ -94,7 +94,7 @@ class Reporter:
         self._recorder = recorder
         self._endings = endings
         self._statuses = StatusWriter(client, store, self._record_outcome, recorder.quiet)
-        self._finalizers = FairQueue[tuple[str, Result]]()
+        self._finalizers = FairQueue[Result]()
 
     def report(self, result: Result) -> None:
         """Takes over the result of a reconcile and ends the reconcile, at once or when a finalizer is written.
@@ -132,7 +132,7 @@ class Reporter:
         stored, outcome = result.target.stored, result.outcome
         self._record_action(result)
         if stored is not None and (result.target.finalizer is not None or result.done_with):
-            self._finalizers.put(result.key.namespace, (logs.current_reconcile_id(), result))
+            self._finalizers.put(result.key.namespace, result)
             return
         if stored is not None and outcome is not None and not self._keeps_status(result):
             drift = result.drift
@@ -175,12 +175,9 @@ class Reporter:
             for _ in range(WRITERS):
                 tasks.start_soon(self._finalizers.serve, self._write_finalizer)
 
-    async def _write_finalizer(self, traced: tuple[str, Result]) -> bool:
+    async def _write_finalizer(self, result: Result) -> bool:
         """Sets or removes the finalizer, and ends the reconcile. Returns whether the API server answered."""
-        reconcile_id, result = traced
-        with logs.tracing(reconcile_id):
-            failed = await self._attempt_finalizer(result)
-        return not is_unanswered(failed)
+        return not is_unanswered(await self._attempt_finalizer(result))
 
     async def _attempt_finalizer(self, result: Result) -> FailedWrite | None:
         try:

@@ -332,7 +332,7 @@ class ServerWorker:
             beside.start_soon(background.empty_role, self._emptying, endpoint, result, session.fence, session.identity)
         elif result.password_task is not None and result.target.finalizer is None and not result.done_with:
             reporter.record(result)
-            background.prepare_password(result, result.password_task)
+            background.prepare_password(result)
         else:
             reporter.report(result)
 

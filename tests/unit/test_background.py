@@ -107,7 +107,7 @@ class BackgroundWorld:
     async def prepare(self) -> float:
         """Runs a password task. Returns the seconds until its object is reconciled again."""
         result = await self.reconcile(password_task=TASK)
-        self.background.prepare_password(result, TASK)
+        self.background.prepare_password(result)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self.background.run)
             began = anyio.current_time()
@@ -132,7 +132,7 @@ async def test_namespaces_take_turns_with_their_password_tasks() -> None:
         stored = made(number, name, namespace)
         world.store.put(stored)
         task = replace(TASK, namespace=namespace)
-        world.background.prepare_password(await world.reconcile(stored, password_task=task), task)
+        world.background.prepare_password(await world.reconcile(stored, password_task=task))
     world.background.close()
     await world.background.run()
     assert world.passwords.run_for == ["1", "4", "2", "3"]
@@ -143,7 +143,7 @@ async def test_namespaces_take_turns_with_their_password_tasks() -> None:
 async def test_no_password_task_runs_for_a_changed_or_deleted_object(now: Stored | None) -> None:
     world = BackgroundWorld()
     result = await world.reconcile(password_task=TASK)
-    world.background.prepare_password(result, TASK)
+    world.background.prepare_password(result)
     if now is None:
         world.store.remove(KEY, made(1).uid)
     else:

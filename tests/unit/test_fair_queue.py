@@ -2,6 +2,7 @@
 
 import anyio
 
+from pgrole_controller import logs
 from pgrole_controller.controller.fair_queue import FairQueue
 from tests.timelapse import in_timelapse
 
@@ -111,3 +112,19 @@ async def test_a_namespace_that_is_not_answered_does_not_keep_the_queue_from_bei
         await anyio.sleep(1.0)
         assert work.queue.idle.is_set()
         work.queue.close()
+
+
+async def test_what_the_work_logs_has_the_reconcile_id_with_which_its_item_was_put() -> None:
+    queue, seen = FairQueue[str](), dict[str, str]()
+
+    async def work(item: str) -> bool:
+        seen[item] = logs.current_reconcile_id()
+        return True
+
+    for item in ("a", "b"):
+        with logs.tracing(f"id-{item}"):
+            queue.put("shop", item)
+    queue.close()
+    await queue.serve(work)
+    assert seen == {"a": "id-a", "b": "id-b"}
+    assert logs.current_reconcile_id() == ""
