@@ -17,7 +17,6 @@ from dataclasses import dataclass, field, replace
 import anyio
 import anyio.to_thread
 
-from pgrole_controller.controller.errors import contain
 from pgrole_controller.core.connection_secret import (
     DesiredSecret,
     RotationStamp,
@@ -44,7 +43,7 @@ from pgrole_controller.core.password_rules import name_copied, name_delivery, na
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.scram import SALT_BYTES, Verifier, make_verifier, read_password, verifies
 from pgrole_controller.kube.client import Client
-from pgrole_controller.kube.errors import NAMESPACE_GOES, ApiError, KubeError, TooManyFields
+from pgrole_controller.kube.errors import NAMESPACE_GOES, ApiError, TooManyFields
 from pgrole_controller.kube.events import Recorder
 from pgrole_controller.kube.resource import PGROLES
 from pgrole_controller.kube.secrets import NotWritable, Secret, delete_secret, read_secret, stored_of, write_secret
@@ -77,6 +76,20 @@ class _Outdated(Exception):
     """The object was changed or deleted while its task ran."""
 
 
+@dataclass(frozen=True, slots=True)
+class _TaskRun:
+    """A task that runs for its object. `is_current`: whether the object still is as in `owner`."""
+
+    task: PasswordTask
+    owner: Stored
+    is_current: Callable[[], bool]
+
+    def check(self) -> None:
+        """Raises _Outdated."""
+        if not self.is_current():
+            raise _Outdated
+
+
 class PasswordTasks:
     def __init__(
         self, client: Client, store: Store, recorder: Recorder, holds_credentials: Callable[[Key], bool]
@@ -94,18 +107,15 @@ class PasswordTasks:
         self, password_task: PasswordTask, owner: Stored, is_current: Callable[[], bool]
     ) -> PasswordResult | None:
         """Returns None if the object was changed or deleted before everything was done. `is_current` tells whether it
-        still is as in `owner`. Raises KubeError for errors that may pass; other errors are in the result.
+        still is as in `owner`. Raises KubeError for errors that may pass; a PgRoleError is in the result.
         """
         try:
-            return await self._run(password_task, owner, is_current)
+            return await self._run(_TaskRun(password_task, owner, is_current))
         except _Outdated:
             return None
-        except KubeError:
-            raise
-        except Exception as error:  # noqa: BLE001 -- one object's error
-            return PasswordResult(password_task=password_task, problem=contain(error, owner.key))
 
-    async def _run(self, password_task: PasswordTask, owner: Stored, is_current: Callable[[], bool]) -> PasswordResult:
+    async def _run(self, run: _TaskRun) -> PasswordResult:
+        password_task = run.task
         found = PasswordResult(password_task=password_task)
         password: str | Verifier | None = None
         try:
@@ -115,8 +125,8 @@ class PasswordTasks:
                 source, password = await self._fetch(password_task)
                 found = replace(found, source=source)
             if password_task.connection is not None:
-                found, password = await self._deliver(password_task, owner, found, password, is_current)
-            await self._delete_stale(password_task, owner, is_current)
+                found, password = await self._deliver(run, password_task.connection, found, password)
+            await self._delete_stale(run)
         except PgRoleError as error:
             found = replace(found, problem=error)
         if password is None or not found.source:
@@ -141,31 +151,27 @@ class PasswordTasks:
         return name_source(_version(secret), asked.key), password
 
     async def _deliver(
-        self,
-        password_task: PasswordTask,
-        owner: Stored,
-        found: PasswordResult,
-        password: str | Verifier | None,
-        is_current: Callable[[], bool],
+        self, run: _TaskRun, desired: DesiredSecret, found: PasswordResult, password: str | Verifier | None
     ) -> tuple[PasswordResult, str | Verifier | None]:
         """Writes the connection Secret if it differs. Raises PgRoleError and _Outdated; then nothing was written."""
-        desired = _connection(password_task)
+        password_task = run.task
         generated = password_task.password.origin is PasswordOrigin.GENERATED
         clear = password if isinstance(password, str) else None
         known = generated or clear is not None
         self._check_secret("spec.connectionSecret", Key(password_task.namespace, desired.name))
         check_connection(desired, password_known=known, generated=generated, forbidden=password_task.forbidden)
         secret = await self._read(password_task.namespace, desired.name)
-        _check_owner(desired, secret, owner)
+        _check_owner(desired, secret, run.owner)
         former = await self._read_former(password_task) if generated and secret is None else None
-        delivery = await anyio.to_thread.run_sync(_prepare, password_task, secret, former, clear, limiter=self._hashers)
+        delivery = await anyio.to_thread.run_sync(
+            _prepare, password_task, desired, secret, former, clear, limiter=self._hashers
+        )
         if delivery.content is not None:
-            if not is_current():
-                raise _Outdated
-            secret = await self._write(password_task, owner, delivery.content, secret)
+            run.check()
+            secret = await self._write(run.owner, Key(password_task.namespace, desired.name), delivery.content, secret)
             if password_task.delivered and not delivery.rotated:
                 note = _RESTORED.format(name=desired.name)
-                self._recorder.record(owner, "SecretRestored", note, action="Restore", urgent=True)
+                self._recorder.record(run.owner, "SecretRestored", note, action="Restore", urgent=True)
         found = replace(found, spoiled=delivery.spoiled)
         if secret is None or delivery.spoiled:
             return found, None if generated else password
@@ -209,10 +215,7 @@ class PasswordTasks:
                 return secret
         return None
 
-    async def _write(
-        self, password_task: PasswordTask, owner: Stored, content: SecretContent, seen: Secret | None
-    ) -> Secret:
-        key = Key(password_task.namespace, _connection(password_task).name)
+    async def _write(self, owner: Stored, key: Key, content: SecretContent, seen: Secret | None) -> Secret:
         try:
             written = await write_secret(self._client, key, owner, content, seen)
         except NotWritable as error:
@@ -223,14 +226,14 @@ class PasswordTasks:
         log.info("connection Secret written", extra={"object": str(owner.key), "secret": key.name})
         return written
 
-    async def _delete_stale(self, password_task: PasswordTask, owner: Stored, is_current: Callable[[], bool]) -> None:
+    async def _delete_stale(self, run: _TaskRun) -> None:
         """Deletes connection Secrets that the object no longer names. Raises _Outdated: by now it may name them."""
-        for name in password_task.secrets.stale:
-            stored = self._store.get(Key(password_task.namespace, name))
+        owner = run.owner
+        for name in run.task.secrets.stale:
+            stored = self._store.get(Key(run.task.namespace, name))
             if stored is None or stored.key not in self._store.by_index(owner.uid):  # by now another one
                 continue
-            if not is_current():
-                raise _Outdated
+            run.check()
             try:
                 deleted = await delete_secret(self._client, stored.key, stored.uid, stored.resource_version)
             except ApiError as error:
@@ -247,12 +250,6 @@ _LEFT = (
     "generates no new one: remove password from spec.drift.ignore, or remove spec.password and spec.connectionSecret"
 )
 _RESTORED = 'Secret "{name}" was deleted or changed; the controller restored it'
-
-
-def _connection(password_task: PasswordTask) -> DesiredSecret:
-    if password_task.connection is None:
-        raise AssertionError("a password task without a connection Secret delivers none")
-    return password_task.connection
 
 
 def _version(secret: Secret) -> SecretVersion:
@@ -293,9 +290,14 @@ def _explain(what: str, error: ApiError) -> PgRoleError | ApiError:
     return Refused(Reason.NOT_ALLOWED, f"{what}: {error}")
 
 
-def _prepare(password_task: PasswordTask, secret: Secret | None, former: Secret | None, clear: str | None) -> _Delivery:
+def _prepare(
+    password_task: PasswordTask,
+    desired: DesiredSecret,
+    secret: Secret | None,
+    former: Secret | None,
+    clear: str | None,
+) -> _Delivery:
     """The desired content of the Secret. Runs in a thread: it hashes. Raises Refused if the template cannot hold it."""
-    desired = _connection(password_task)
     stamp, rotated = RotationStamp(), False
     if password_task.password.origin is PasswordOrigin.GENERATED:
         clear, stamp = _recover(password_task, secret or former)
