@@ -323,14 +323,13 @@ class ServerWorker:
                 self.keeper.note_suspended(True)
             result = self._attribute(result, noted)
             for name in result.released:
-                self._note_release_in(result.key.namespace)
-                self._enqueue_sharing(name, result.key)
+                self._note_released(name, result.key)
         except Exception as error:  # noqa: BLE001 -- this object's error
             contain(error, result.key)
         reporter, background, endpoint = self._context.reporter, self._context.background, self.server.endpoint
         if result.reassign is not None and endpoint is not None:
             beside.start_soon(background.empty_role, self._emptying, endpoint, result, session.fence, session.identity)
-        elif result.password_task is not None and result.target.finalizer is None and not result.done_with:
+        elif result.password_task is not None:
             reporter.record(result)
             background.prepare_password(result)
         else:
@@ -358,19 +357,15 @@ class ServerWorker:
         if self._orphans is not None:
             self._orphans.restart()
 
-    def _note_released(self, role_name: str) -> None:
-        """Handles that an orphan's claim on this role was released."""
-        self._memory.verifiers.forget(role_name)
-        self._note_release_in(None)
-        self._enqueue_sharing(role_name)
-
-    def _note_release_in(self, namespace: str | None) -> None:
-        self._released_in.add(namespace)
+    def _note_released(self, role_name: str, by: Key | None = None) -> None:
+        """Handles that no object claims this role any more, and enqueues those that name it. `by`: the object that
+        released it; None: the claim was an orphan's.
+        """
+        if by is None:
+            self._memory.verifiers.forget(role_name)
+        self._released_in.add(by.namespace if by else None)
         self._claims_released.set()
-
-    def _enqueue_sharing(self, role_name: str, but: Key | None = None) -> None:
-        """Enqueues the other objects that name a role which no object claims any more."""
-        for key in self._objects.sharing(self.server.name, role_name) - {but}:
+        for key in self._objects.sharing(self.server.name, role_name) - {by}:
             self.enqueue(key, RequestReason.CLAIM_RELEASED, Rank.DEPENDENCY)
 
 
