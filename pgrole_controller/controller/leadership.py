@@ -48,7 +48,7 @@ class Leadership:
         again.
         """
         if self._term.leading and self._term.confirmations == confirmations:
-            self._term.stale = False
+            self._term.listed_after = confirmations
             self._refreshed.pulse()
 
     async def refreshed(self) -> None:

@@ -167,7 +167,7 @@ class Elector:
         began = anyio.current_time()
         await self._write(take(observed, self.identity, self._timing, _now()), observed.version if observed else None)
         if term.enforced:  # the known state may be old: list again before anything else
-            term.unconfirmed = term.stale = True
+            term.unconfirmed = True
         term.hold(began, began + self._timing.deadline)
 
     async def _await_change(self, until: float) -> None:
@@ -178,9 +178,7 @@ class Elector:
     async def _await_free(self) -> None:
         """Waits until the holder was not seen for its Lease's duration, or releases it."""
         while self._observed is not None and self._observed.free_at > anyio.current_time():
-            self._changed.clear()
-            with anyio.CancelScope(deadline=self._observed.free_at):
-                await self._changed.wait()
+            await self._await_change(self._observed.free_at)
 
     async def _hold(self, term: Term) -> None:
         """Renews periodically. Returns when another process holds the Lease, or the API server refuses renewals for too
@@ -238,7 +236,6 @@ class Elector:
     def _check_unconfirmed(self, term: Term) -> None:
         if not term.leading and not term.unconfirmed:
             term.unconfirmed = True
-            term.stale = True
             log.warning("leadership not confirmed: the Lease was not renewed in time", extra={"lease": str(self.lease)})
 
     async def _keeps_lead(self, term: Term, error: Exception) -> bool:

@@ -103,7 +103,7 @@ class Term:
         self.unconfirmed = False  # led, but could not renew the Lease in time
         self.confirmed_again = Signal()  # pulsed each time
         self.confirmations = 0  # number of pulses
-        self.stale = False  # the API server did not answer, so the known state may be old
+        self.listed_after = 0  # after how many confirmations everything was listed again
         self.enforced = False  # led a database without the Lease
         self._until = 0.0  # on the loop's clock: when the leadership ends unless renewed
         self._renewed_from = 0.0
@@ -121,6 +121,11 @@ class Term:
     @property
     def leading(self) -> bool:
         return self.led.is_set() and not self.lost.is_set() and anyio.current_time() < self._until
+
+    @property
+    def stale(self) -> bool:
+        """Whether the API server did not answer and not everything was listed since: what is known may be old."""
+        return self.unconfirmed or self.listed_after < self.confirmations
 
     @property
     def away(self) -> float:
