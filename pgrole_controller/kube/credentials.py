@@ -197,8 +197,9 @@ class _ReadCredentials(Credentials):
     async def _read_token(self) -> None:
         """Reads the token again, and a client certificate of an exec plugin."""
 
-    @abstractmethod
-    async def _read_all(self) -> None: ...
+    async def _read_all(self) -> None:
+        """Reads everything again."""
+        await self._read_token()
 
     async def token(self) -> str | None:
         if "BearerToken" in self.configuration.api_key and time.monotonic() >= self._due:
@@ -239,9 +240,6 @@ class _InClusterCredentials(_ReadCredentials):
         self._loader = loader
 
     async def _read_token(self) -> None:
-        self._loader.load_and_set(self.configuration)
-
-    async def _read_all(self) -> None:
         self._loader.load_and_set(self.configuration)
 
 
