@@ -158,7 +158,7 @@ class HistorySpec(Model):
 class DatabaseStatus(Model):
     """State of one database in which the controller manages privileges."""
 
-    name: str = Field(description="Name of the database.", json_schema_extra={"maxLength": 63})
+    name: str = Field(description="Name of the database.", json_schema_extra={"maxLength": NAME_BYTES})
     detection: Literal["Events", "Poll", "Resync"] | None = Field(
         default=None, description="How the controller detects changes of privileges there. Absent before it connected."
     )

@@ -5,10 +5,12 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, StrictBool, model_validator
 from pydantic_core import PydanticCustomError
 
-from pgrole_controller.api.meta import UNIQUE, Model, Pattern, check_label_keys
+from pgrole_controller.api.meta import NAME_BYTES, UNIQUE, Model, Pattern, check_label_keys
 from pgrole_controller.api.server_databases import AllowedPrivileges
 from pgrole_controller.api.validation import (
     LABEL_KEYS,
+    LONGEST_LABEL,
+    LONGEST_LABEL_KEY,
     label_keys_rule,
     list_schema,
     rule,
@@ -28,11 +30,11 @@ Attribute = Literal["superuser", "createrole", "createdb", "replication", "bypas
 class LabelRequirement(Model):
     """One requirement of a label selector."""
 
-    key: str = Field(description="Key of the label.", min_length=1, max_length=317)
+    key: str = Field(description="Key of the label.", min_length=1, max_length=LONGEST_LABEL_KEY)
     operator: Literal["In", "NotIn", "Exists", "DoesNotExist"] = Field(
         description="Operator that relates the key to the values."
     )
-    values: list[Annotated[str, Field(max_length=63)]] = Field(
+    values: list[Annotated[str, Field(max_length=LONGEST_LABEL)]] = Field(
         default_factory=list,
         description="Values of the label. In and NotIn require at least one; Exists and DoesNotExist forbid values.",
         max_length=64,
@@ -49,17 +51,19 @@ class LabelRequirement(Model):
 class NamespaceSelector(Model):
     """Namespaces whose PgRoles are admitted, by name or by label."""
 
-    match_names: Annotated[list[Annotated[str, Field(min_length=1, max_length=63)]], UNIQUE] = Field(
+    match_names: Annotated[list[Annotated[str, Field(min_length=1, max_length=LONGEST_LABEL)]], UNIQUE] = Field(
         default_factory=list,
         description='Patterns of namespace names, with * and ? as wildcards. "*" matches every namespace.',
         max_length=256,
         json_schema_extra=list_schema(256),
     )
-    match_labels: Annotated[dict[str, Annotated[str, Field(max_length=63)]], check_label_keys(_LABELS)] = Field(
-        default_factory=dict,
-        description="Labels that the namespace must have. All must match.",
-        max_length=16,
-        json_schema_extra=rules(label_keys_rule(_LABELS)),
+    match_labels: Annotated[dict[str, Annotated[str, Field(max_length=LONGEST_LABEL)]], check_label_keys(_LABELS)] = (
+        Field(
+            default_factory=dict,
+            description="Labels that the namespace must have. All must match.",
+            max_length=16,
+            json_schema_extra=rules(label_keys_rule(_LABELS)),
+        )
     )
     match_expressions: list[LabelRequirement] = Field(
         default_factory=list,
@@ -125,7 +129,7 @@ class Allow(Model):
         max_length=256,
         json_schema_extra=list_schema(256),
     )
-    parameters: Annotated[list[Annotated[str, Field(min_length=1, max_length=63)]], UNIQUE] = Field(
+    parameters: Annotated[list[Annotated[str, Field(min_length=1, max_length=NAME_BYTES)]], UNIQUE] = Field(
         default_factory=list,
         description="Names of superuser-only parameters that a PgRole can set.",
         max_length=64,

@@ -131,7 +131,7 @@ class LastDrift(Model):
     """Last drift: a change of the role inside the database."""
 
     time: datetime = Field(description="Time of the change if known, otherwise of its detection.")
-    fields: list[Annotated[str, Field(json_schema_extra={"maxLength": 63})]] = Field(
+    fields: list[Annotated[str, Field(json_schema_extra={"maxLength": NAME_BYTES})]] = Field(
         default_factory=list,
         description="Fields of spec that differed.",
         json_schema_extra=list_schema(64, "atomic"),
@@ -153,7 +153,7 @@ class LastDrift(Model):
 class ApprovableField(Model):
     """Reported drift of one field. Long values are truncated; values that cannot be shown are absent."""
 
-    name: str = Field(description="Field of spec.", json_schema_extra={"maxLength": 63})
+    name: str = Field(description="Field of spec.", json_schema_extra={"maxLength": NAME_BYTES})
     declared: str | None = Field(default=None, description="Declared value.", json_schema_extra={"maxLength": 512})
     observed: str | None = Field(
         default=None, description="Value in the database.", json_schema_extra={"maxLength": 512}
