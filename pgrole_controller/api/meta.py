@@ -17,7 +17,7 @@ Pattern = Annotated[str, Field(min_length=1, max_length=NAME_BYTES + len("{names
 
 
 def check_name(size: LiteralString, nul: LiteralString) -> AfterValidator:
-    """Returns the validator of a name in PostgreSQL: what is said of a wrong size, and of NUL."""
+    """Returns the validator of a name in PostgreSQL, with the messages for a wrong size and for NUL."""
 
     def check(name: str) -> str:
         if not 1 <= len(name.encode()) <= NAME_BYTES:
@@ -36,7 +36,7 @@ def name_schema(size: str, nul: str) -> dict[str, Any]:
 
 
 def check_label_keys(told: LiteralString) -> AfterValidator:
-    """Returns the validator of keys that are not too long for a label or annotation: what is said of others."""
+    """Returns the validator of keys of labels or annotations, with the message for one that is too long."""
 
     def check(labels: dict[str, str]) -> dict[str, str]:
         if max(map(len, labels), default=0) > LONGEST_LABEL_KEY:

@@ -97,7 +97,7 @@ class PasswordSpec(Model):
         return self
 
 
-#: For the field that holds a Password.
+#: For the field that holds a PasswordSpec.
 PASSWORD_RULES = rules(
     rule("[has(self.secretRef), has(self.generate), has(self.disabled)].filter(given, given).size() == 1", _ONE_SOURCE)
 )

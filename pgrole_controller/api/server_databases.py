@@ -1,4 +1,6 @@
-"""Parts of PgServer that are about its databases: where privileges are managed, which, and what is kept of drift."""
+"""Parts of PgServer about its databases: where the controller manages privileges, which ones, and how long it keeps the
+history of drift.
+"""
 
 from typing import Annotated, Literal
 

@@ -19,7 +19,7 @@ LONGEST_NAME = 253
 LONGEST_LABEL = 63
 LONGEST_LABEL_KEY = LONGEST_NAME + len("/") + LONGEST_LABEL
 
-#: What is said of a longer one, after the name of the field.
+#: The message for a longer one, after the name of the field.
 LABEL_KEYS: Final = (
     f"a key has at most {LONGEST_LABEL_KEY} characters: a domain of at most {LONGEST_NAME}, a slash, and a name of at "
     f"most {LONGEST_LABEL}"

@@ -98,7 +98,7 @@ class Shared(Generic[Answer]):
         self._find = find
         self._rest = rest
         self._lock = asyncio.Lock()
-        self._answers: list[Answer] = []  # the last answer; None after a failure
+        self._answers: list[Answer] = []  # the last answer; empty after a failure
         self._began = self._due = 0.0
 
     async def get(self) -> Answer:

@@ -121,7 +121,7 @@ class StatusWriter:
         self._waiting: dict[Key, PendingStatus] = {}
         self._queued: set[Key] = set()  # in the queue, or being written
         self._closed = False
-        self._failed: dict[Key, tuple[PendingStatus, float]] = {}  # what to retry, and the delay before
+        self._failed: dict[Key, tuple[PendingStatus, float]] = {}  # what to write again, and after how long
         self._older_crds_until = 0.0
         self._standing: OrderedDict[Key, tuple[str, tuple[Outcome, StatusDetails]]] = OrderedDict()  # version, content
         self._queue = FairQueue[Key](idle)
