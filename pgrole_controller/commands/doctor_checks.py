@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pgrole_controller.commands.output import make_unexpected
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.core.findings.finding import Finding, FindingState
-from pgrole_controller.kube.errors import KubeError, describe_error
+from pgrole_controller.kube.errors import KubeError, explain_error
 
 #: The findings of one question.
 Check = Callable[[], Awaitable[list[Finding]]]
@@ -26,7 +26,7 @@ class CheckList:
         except PgRoleError as error:
             text = error.message
         except KubeError as error:
-            text = describe_error(error)
+            text = explain_error(error)
         except Exception as error:  # noqa: BLE001 -- a finding of its own
             text = make_unexpected(error).message
         else:

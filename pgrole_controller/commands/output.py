@@ -19,7 +19,7 @@ from pgrole_controller.ending import (
     print_error,
     shows_tracebacks,
 )
-from pgrole_controller.kube.errors import KubeError, WrongKubeconfig, describe_error
+from pgrole_controller.kube.errors import KubeError, WrongKubeconfig, explain_error
 from pgrole_controller.program import spell_commands
 
 log = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ def make_unexpected(error: Exception) -> Transient:
 def spell_error(error: BaseException) -> str:
     """Returns the message, with the commands in it as this user types them."""
     if isinstance(error, KubeError):
-        return spell_commands(describe_error(error))
+        return spell_commands(explain_error(error))
     return spell_commands(error.message if isinstance(error, PgRoleError) else str(error))
 
 

@@ -24,7 +24,7 @@ from pgrole_controller.console.viewer import Viewer
 from pgrole_controller.console.web_server import ConsoleServer, OwnerKey, Pages
 from pgrole_controller.ending import DONE, FAILED, MISUSED, describe_os_error, leaves, print_error
 from pgrole_controller.kube.client import ApiAddress, Client
-from pgrole_controller.kube.errors import KubeError, WrongKubeconfig, describe_error
+from pgrole_controller.kube.errors import KubeError, WrongKubeconfig, explain_error
 from pgrole_controller.listening import listen
 from pgrole_controller.logs import set_up
 
@@ -48,7 +48,7 @@ def run_console(arguments: ConsoleArguments) -> int:
         anyio.run(_run, arguments)
     except* (CannotServe, KubeError) as group:
         for error in leaves(group):
-            print_error(describe_error(error) if isinstance(error, KubeError) else str(error))
+            print_error(explain_error(error) if isinstance(error, KubeError) else str(error))
         code = MISUSED if isinstance(next(leaves(group)), WrongKubeconfig) else FAILED
     return code
 

@@ -76,7 +76,7 @@ async def read_declaration(client: Client, stored: Stored, controller_config: Co
     return replace(declared, endpoint=endpoint)
 
 
-def names_secrets(obj: dict[str, Any]) -> tuple[set[str], set[str]]:
+def find_references(obj: dict[str, Any]) -> tuple[set[str], set[str]]:
     """The names of the Secrets and of the ConfigMaps that a PgServer's connection is made from."""
     connection = mapping(mapping(obj.get("spec")).get("connection"))
     credentials, ca = mapping(connection.get("credentialsSecretRef")), mapping(connection.get("caRef"))
@@ -89,7 +89,7 @@ def names_secrets(obj: dict[str, Any]) -> tuple[set[str], set[str]]:
 
 def index_pgserver(obj: dict[str, Any]) -> list[str]:
     """The index values of a PgServer: what its connection is made from, by kind and name."""
-    secrets, config_maps = names_secrets(obj)
+    secrets, config_maps = find_references(obj)
     return [*(index_secret(name) for name in secrets), *(index_config_map(name) for name in config_maps)]
 
 

@@ -92,17 +92,17 @@ class OrphanTimer:
     def __init__(
         self,
         session: Session,
-        connection: anyio.Lock,
+        session_lock: anyio.Lock,
         keeper: SessionKeeper,
         objects: Objects,
         released: Callable[[str], None],
         unknown: Callable[[], Collection[str]],
     ) -> None:
-        """`connection` guards the session's. `released` is called with the role name of each claim. `unknown` returns
+        """`session_lock` guards the session. `released` is called with the role name of each claim. `unknown` returns
         the names of PgServers without a session.
         """
         self._session = session
-        self._connection = connection
+        self._session_lock = session_lock
         self._keeper = keeper
         self._objects = objects
         self._released = released
@@ -123,7 +123,7 @@ class OrphanTimer:
             if self._restarted.is_set():
                 self._restarted.clear()
                 self._orphans = Orphans()
-            async with self._connection:
+            async with self._session_lock:
                 pause = await self._release()
 
     async def _release(self) -> float:

@@ -22,9 +22,9 @@ from pgrole_controller.api.reading import read_pgserver
 from pgrole_controller.controller.declaration import (
     ControllerConfig,
     declare,
+    find_references,
     index_config_map,
     index_secret,
-    names_secrets,
     read_declaration,
     unusable,
 )
@@ -285,7 +285,7 @@ class ServerWorkers:
     def _version(self, stored: Stored) -> object:
         """Differs whenever the PgServer or something that it references does."""
         obj = stored.object()
-        secrets, config_maps = names_secrets(obj)
+        secrets, config_maps = find_references(obj)
         own = self._observed.namespace
         parts = [(self._observed.secrets, one) for one in sorted(secrets)]
         parts += [(self._observed.config_maps, one) for one in sorted(config_maps)]

@@ -89,7 +89,7 @@ class ServerWorker:
         )
         self.drift_counts = DriftCounts()
         self._orphans: OrphanTimer | None = None  # of the session
-        self._connection = anyio.Lock()  # of the session: one batch or one release of claims at a time
+        self._session_lock = anyio.Lock()  # one batch or one release of claims at a time
 
     @property
     def server(self) -> ServerConfig:
@@ -121,7 +121,8 @@ class ServerWorker:
             self.retimed.pulse()
             if self._orphans is not None:
                 self._orphans.restart()
-        if before.access != server.access or (server.endpoint is None and _said(before) != _said(server)):
+        other_problem = server.endpoint is None and _explain_problem(before) != _explain_problem(server)
+        if before.access != server.access or other_problem:
             self.keeper.reconnect("server changed")
         elif (before.server_policy, before.address) != (server.server_policy, server.address):
             self.enqueue_all(RequestReason.POLICY, Rank.CHANGE)
@@ -221,7 +222,7 @@ class ServerWorker:
         home = await session.read_database_name()
         orphans = self._orphans = OrphanTimer(
             session,
-            self._connection,
+            self._session_lock,
             self.keeper,
             self._objects,
             self._note_released,
@@ -261,7 +262,7 @@ class ServerWorker:
         unfinished = {item.key for item in items}
         drifted = {item.key for item in items if item.rank is Rank.DRIFT}
         try:
-            async with self._connection:
+            async with self._session_lock:
                 began = anyio.current_time()
                 if not drifted:
                     self._pace.begin(began)
@@ -299,7 +300,7 @@ class ServerWorker:
         asks = self.server.attribution.audit_log is AuditSource.PGAUDIT and session.identity.superuser
         if not asks or not any(result.drift and result.drift.corrected for result in results):
             return {}
-        async with self._connection:
+        async with self._session_lock:
             try:
                 return await session.read_noted_rows()
             except PgRoleError as error:
@@ -369,7 +370,7 @@ class ServerWorker:
             self.enqueue(key, RequestReason.CLAIM_RELEASED, Rank.DEPENDENCY)
 
 
-def _said(server: ServerConfig) -> str:
+def _explain_problem(server: ServerConfig) -> str:
     """Why the controller cannot connect to the server; empty if it can."""
     return server.problem.message if server.problem else ""
 

@@ -77,7 +77,7 @@ class TooManyFields(BadStream):
 _NOT_SERVED = "404 page not found"
 
 
-def describe_error(error: KubeError) -> str:
+def explain_error(error: KubeError) -> str:
     """Returns the message for whoever runs a command, with the remedy where the API server's answer tells none."""
     if isinstance(error, ApiError) and error.status == 401:
         return (
