@@ -179,9 +179,12 @@ async def _reconcile_batch(targets: Sequence[Target], batch: _Batch) -> list[Res
                 _note_password(plan, memory.verifiers)
         unfinished = [one for one in unfinished if one.is_open]
     for one in attempts:
-        if isinstance(one.decision, Plan) and one.decision.changes:
+        if not isinstance(one.decision, Plan):
+            continue
+        if one.decision.changes:
             memory.own_changes.discard(one.decision.role_name)
-        one.settle(memory.read_back, server)
+        if one.is_read_back:
+            memory.read_back.note(one.target, server, one.observed, one.decision, anyio.current_time())
     if not server.away:
         await _release(attempts, session)
     await _learn(attempts, session, memory.verifiers)

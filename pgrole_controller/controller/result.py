@@ -9,7 +9,6 @@ import anyio
 
 from pgrole_controller.controller.errors import contain
 from pgrole_controller.controller.objects import Target, generation_of
-from pgrole_controller.controller.worker_memory import ReadBackCache
 from pgrole_controller.core.approval import Approval, RoleOffer
 from pgrole_controller.core.claim import Claim
 from pgrole_controller.core.contest import Contests, Moment, Suspect
@@ -49,8 +48,7 @@ class Result:
     released: tuple[str, ...] = ()  # role names that no object claims any more
     password_task: PasswordTask | None = None  # must run before the next reconcile, which follows at once
     reassign: ReassignOwned | None = None  # must run before the next reconcile, which follows at once
-    next_rotation: datetime | None = None
-    rotation_in: float | None = None  # seconds until then, by the server's clock
+    next_rotation: datetime | None = None  # by the server's clock
     decided: bool = False  # the role was read, and a plan was made
     done_with: bool = False  # the object may be deleted: its finalizer is removed
     changed_at: float | None = None  # when the first change of the role was answered, on the loop's clock
@@ -73,13 +71,14 @@ class Result:
         """What decides when the key is reconciled next, once everything in this result is written."""
         desired, outcome = self.target.desired, self.outcome
         compared = bool(desired and desired.password_result and outcome and outcome.ready)
+        due, now = self.next_rotation, self.observed_at
         return Ending(
             outcome,
             prepared=self.prepares_next,
             decided=self.decided,
             gone=self.done_with or self.target.stored is None,
             unconfirmed=self.action is not Action.NOTHING or compared,
-            rotation_in=self.rotation_in,
+            rotation_in=(due - now).total_seconds() if due and now else None,
         )
 
     @property
@@ -195,10 +194,10 @@ class Attempt:
         """Whether the role may gain nothing, whoever refuses the object."""
         return not self._planned or self.refusal is not None
 
-    def settle(self, read_back: ReadBackCache, server: Server) -> None:
-        """Notes the role for the reconciles that confirm a change, if it was changed here."""
-        if self._done and self.was_read and isinstance(self.decision, Plan) and not self._contests.knows(self._uid):
-            read_back.note(self.target, server, self.observed, self.decision, anyio.current_time())
+    @property
+    def is_read_back(self) -> bool:
+        """Whether the role was changed here, and read afterwards."""
+        return bool(self._done) and self.was_read and not self._contests.knows(self._uid)
 
     def needs_suspects(self, now: Moment) -> bool:
         return isinstance(self.decision, Plan) and self._contests.needs_suspects(self._uid, now)
@@ -299,7 +298,6 @@ class Attempt:
             password_task=self.decision.password_task,
             reassign=self.decision.reassign,
             next_rotation=due,
-            rotation_in=(due - self.observed.at).total_seconds() if due else None,
             decided=True,
             changed_at=self._changed_at,
             corrected=self._corrected,

@@ -13,17 +13,17 @@
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 from pgrole_controller.controller.objects import Objects, Target, declared_version
 from pgrole_controller.controller.privileges.grantees import Grantees
-from pgrole_controller.core.claim import Claim
+from pgrole_controller.controller.result import Attempt
 from pgrole_controller.core.next_attempt import CONFIRM_SECONDS
 from pgrole_controller.core.password import PasswordOrigin
 from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.policy import ServerPolicy
 from pgrole_controller.core.request import Key
-from pgrole_controller.core.role import ObservedRole, Password
+from pgrole_controller.core.role import Password
 from pgrole_controller.core.scram import Verifier
 from pgrole_controller.core.state import Observed, Server
 
@@ -44,17 +44,6 @@ LAST_SECONDS = 0.75 * CONFIRM_SECONDS
 _NO_PASSWORD = (PasswordOrigin.ELSEWHERE, PasswordOrigin.NOWHERE)
 
 
-class ReadObject(Protocol):
-    """One object as it was read last."""
-
-    @property
-    def role_name(self) -> str: ...
-    @property
-    def claim(self) -> Claim | None: ...
-    @property
-    def named(self) -> ObservedRole | None: ...
-
-
 class Verifiers:
     """The verifiers by role name."""
 
@@ -72,7 +61,7 @@ class Verifiers:
     def forget(self, role_name: str) -> None:
         self._known.pop(role_name, None)
 
-    def unknown(self, seen: Iterable[ReadObject]) -> dict[int, str]:
+    def unknown(self, seen: Iterable[Attempt]) -> dict[int, str]:
         """Returns the roles whose password is the claimed one but whose verifier is not known: oid to digest."""
         found: dict[int, str] = {}
         for one in seen:
@@ -84,7 +73,7 @@ class Verifiers:
                 found[one.named.oid] = digest
         return found
 
-    def learn(self, seen: Iterable[ReadObject], digests: Mapping[int, str], stored: Mapping[int, Verifier]) -> None:
+    def learn(self, seen: Iterable[Attempt], digests: Mapping[int, str], stored: Mapping[int, Verifier]) -> None:
         """Learns the verifiers read for `unknown`; ignores those that were replaced meanwhile."""
         for one in seen:
             verifier = stored.get(one.named.oid) if one.named else None

@@ -81,7 +81,6 @@ class Secret:
     version: str
     type: str
     immutable: bool
-    terminating: bool
     labels: Mapping[str, str]
     annotations: Mapping[str, str]
     owners: tuple[OwnerReference, ...]
@@ -89,6 +88,10 @@ class Secret:
     own_labels: frozenset[str] = frozenset()
     own_annotations: frozenset[str] = frozenset()
     deletion_timestamp: str | None = None
+
+    @property
+    def terminating(self) -> bool:
+        return self.deletion_timestamp is not None
 
 
 async def read_secret(client: Client, key: Key) -> Secret | None:
@@ -275,7 +278,6 @@ def _parse(answer: bytes) -> Secret | None:
             version=metadata["resourceVersion"],
             type=whole.get("type", "Opaque"),
             immutable=bool(whole.get("immutable")),
-            terminating="deletionTimestamp" in metadata,
             labels=metadata.get("labels") or {},
             annotations={name: text for name, text in annotations.items() if name != LAST_APPLIED},
             owners=tuple(_load(one) for one in metadata.get("ownerReferences") or ()),

@@ -360,7 +360,7 @@ async def test_the_error_omits_content_that_an_admission_webhook_repeats(tmp_pat
     fake = FakeApiServer(SECRETS)
     fake.always[verb] = plain(403, json.dumps(status_body(403, f"No{text[:40]}", f"denied: {text} is not liked")))
     key = Key("shop", "a")
-    seen = Secret(key, "u", "7", "Opaque", False, False, {}, {}, (), {}) if verb == "patch" else None
+    seen = Secret(key, "u", "7", "Opaque", False, {}, {}, (), {}) if verb == "patch" else None
     async with fake.serve(tmp_path / "k"), Client.connect(str(tmp_path / "k")) as client:
         with pytest.raises(ApiError) as refused:
             await write(client, key, OWNER, seen, data=data)
