@@ -7,7 +7,6 @@ for what was read back from the database.
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import TypeAlias
 
 import anyio
@@ -16,7 +15,7 @@ from pgrole_controller.controller.errors import contain
 from pgrole_controller.controller.objects import Objects, Target
 from pgrole_controller.controller.observation import read_observed, server_of_session
 from pgrole_controller.controller.privileges.grantee_publisher import GranteePublisher, add_results, withdraw_unread
-from pgrole_controller.controller.result import Attempt, Result, current_moment, refuse, unread
+from pgrole_controller.controller.result import Attempt, Result, current_moment, refuse
 from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.controller.worker_memory import OwnChanges, ReadBack, Verifiers, WorkerMemory
 from pgrole_controller.core.contest import Contests
@@ -41,8 +40,6 @@ log = logging.getLogger(__name__)
 #: What the background prepared for the reconciles of these objects.
 Prepared: TypeAlias = Mapping[Key, PasswordResult | ReassignResult]
 
-_NOTHING_PREPARED: Prepared = MappingProxyType({})
-
 #: As where the change itself is refused.
 _SUSPENDED = classify(CHANGES_SUSPENDED, "pgrole.suspend is on")
 
@@ -64,8 +61,8 @@ async def reconcile(
     objects: Objects,
     session: Session,
     memory: WorkerMemory,
-    drifted: Collection[Key] = (),
-    prepared: Prepared = _NOTHING_PREPARED,
+    drifted: Collection[Key],
+    prepared: Prepared,
 ) -> list[Result]:
     """Reconciles these keys. Raises PgRoleError if the server fails as a whole; an error of one object is in its
     result.
@@ -83,7 +80,7 @@ async def reconcile(
         for key in others:
             memory.read_back.forget(key)
         results += same
-        results += await _reconcile(others, batch) if others else []
+        results += await _reconcile(others, batch, prepared) if others else []
     return results
 
 
@@ -113,18 +110,19 @@ async def _compare(known: Sequence[ReadBack], session: Session, contests: Contes
     return results, others
 
 
-async def _reconcile(keys: Sequence[Key], batch: _Batch, prepared: Prepared = _NOTHING_PREPARED) -> list[Result]:
+async def _reconcile(keys: Sequence[Key], batch: _Batch, prepared: Prepared) -> list[Result]:
     declared, memory = batch.declared, batch.memory
     targets = [batch.objects.read(key, declared.name, declared.server_policy, prepared.get(key)) for key in keys]
-    results = [Result(target) for target in targets if target.finalizer is not None]
-    results += [unread(target) for target in targets if target.error and target.finalizer is None]
+    results: list[Result] = []
+    asked: list[Target] = []
     for target in targets:
         withdraw_unread(target, memory.grantees, declared.name)
-    asked = [
-        add_results(_with_remembered(target, memory.verifiers), memory.grantees, declared.name)
-        for target in targets
-        if target.error is None and target.finalizer is None
-    ]
+        if target.finalizer is not None:
+            results.append(Result(target))
+        elif target.error is not None:
+            results.append(Result(target) if target.quiet else refuse(target, target.error))
+        else:
+            asked.append(add_results(_with_remembered(target, memory.verifiers), memory.grantees, declared.name))
     results += await _reconcile_contained(asked, batch)
     return results
 

@@ -88,11 +88,6 @@ class Result:
         return needed and self.target.stored is not None
 
 
-def unread(target: Target) -> Result:
-    """Returns the result for an object that could not be read."""
-    return Result(target) if target.error is None or target.quiet else refuse(target, target.error)
-
-
 def refuse(target: Target, error: PgRoleError) -> Result:
     """Returns the result for an object about which nothing could be done."""
     return Result(target, of_error(error))

@@ -147,7 +147,7 @@ def counted() -> float:
 
 async def reconcile_all(objects: Objects, breaks: str = "") -> dict[Key, Result]:
     session = cast("Session", ErringSession(breaks))
-    results = await reconcile([POISONED, *WELL], SERVER, objects, session, WorkerMemory())
+    results = await reconcile([POISONED, *WELL], SERVER, objects, session, WorkerMemory(), (), {})
     return {result.key: result for result in results}
 
 
@@ -249,7 +249,7 @@ async def test_a_failure_of_the_whole_server_is_not_an_objects_error(objects: Ob
             raise Transient(Reason.SERVER_NOT_READY, "away")
 
     with pytest.raises(Transient, match="away"):
-        await reconcile([POISONED, *WELL], SERVER, objects, cast("Session", FailingReads("")), WorkerMemory())
+        await reconcile([POISONED, *WELL], SERVER, objects, cast("Session", FailingReads("")), WorkerMemory(), (), {})
 
 
 async def test_only_a_few_of_many_errors_are_logged_with_a_traceback(
