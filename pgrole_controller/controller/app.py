@@ -192,7 +192,7 @@ class _RunningController:
         )
         self._source = PgRoleSource(self._objects, self._queue, self._background, self._servers, self._context.grantees)
         self._secret_source = SecretSource(self._source, self._secrets)
-        self._namespace_source = NamespaceSource(self._source, self._objects)
+        self._namespace_source = NamespaceSource(self._source)
         self._server_reporter = ServerReporter(
             client, self._observed.pgservers, self._servers, self._objects, leadership
         )

@@ -133,9 +133,9 @@ class NamespaceSource:
     policy may select by labels. Thousands may be in one: then others have a turn meanwhile.
     """
 
-    def __init__(self, pgroles: PgRoleSource, objects: Objects) -> None:
+    def __init__(self, pgroles: PgRoleSource) -> None:
         self._pgroles = pgroles
-        self._objects = objects
+        self._objects = pgroles.objects
         self.keys = KeysInTurns(self._enqueue)
 
     def changed(self, change: Change) -> None:

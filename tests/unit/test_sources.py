@@ -38,7 +38,7 @@ class SourcesWorld:
         self.objects.store.subscribe(source.changed)
         self.secret_source = SecretSource(source, secrets)
         secrets.subscribe(self.secret_source.changed)
-        self.namespace_source = NamespaceSource(source, self.objects)
+        self.namespace_source = NamespaceSource(source)
         namespaces.subscribe(self.namespace_source.changed)
         self.store, self.secrets, self.namespaces = self.objects.store, secrets, namespaces
         secrets.synced.set()
