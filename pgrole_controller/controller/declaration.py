@@ -3,7 +3,7 @@
 A PgServer names no other namespace: otherwise anyone who may write one could send any Secret to any host.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -239,12 +239,11 @@ async def _read_ca(client: Client, reference: "CaRef", own_namespace: str) -> st
     return text
 
 
-def _decode(which: str, data: Any, key: str) -> str:  # noqa: ANN401 -- a mapping of bytes
+def _decode(which: str, data: Mapping[str, bytes], key: str) -> str:
     value = data.get(key)
     if not value:
         raise Waiting(Reason.SERVER_NOT_READY, f'{which} has no key "{key}", or it is empty')
     try:
-        text: str = value.decode()
+        return value.decode()
     except UnicodeDecodeError:
         raise Waiting(Reason.SERVER_NOT_READY, f'{which}: key "{key}" is not UTF-8 text') from None
-    return text

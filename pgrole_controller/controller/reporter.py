@@ -221,11 +221,10 @@ class Reporter:
 
     def _record_action(self, result: Result) -> None:
         stored = result.target.stored
-        if stored is not None:
-            for news in result.news:
-                self._record_news(stored, news)
         if stored is None:
             return
+        for news in result.news:
+            self._record_news(stored, news)
         if result.action in _EVENTS:
             self._record_change(stored, result)
         # Another round of the same reconcile may have done these.

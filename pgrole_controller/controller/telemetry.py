@@ -15,7 +15,6 @@ from pgrole_controller import metrics
 from pgrole_controller.controller.result import Result
 from pgrole_controller.controller.worker_memory import OwnChanges
 from pgrole_controller.core.drift_record import HourlyDrifts
-from pgrole_controller.core.outcome import Outcome
 from pgrole_controller.core.privileges.privilege_result import News, PrivilegeNews
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.workqueue import WorkItem
@@ -86,7 +85,7 @@ def count_news(server: str, some: Iterable[PrivilegeNews]) -> None:
 
 def count_ending(server: str, result: Result) -> None:
     """Counts by the phase of the outcome, or by the prerequisite of the next reconcile while no outcome is reported."""
-    outcome: Outcome | None = result.outcome
+    reason = ""
     if result.password_task is not None:
         ending = "password"
     elif result.reassign is not None:
@@ -95,10 +94,10 @@ def count_ending(server: str, result: Result) -> None:
         ending = "finalizer"
     elif result.done_with or result.target.stored is None:
         ending = "gone"
+    elif result.outcome is not None:
+        ending, reason = result.outcome.phase.value, result.outcome.reason.value
     else:
-        ending = outcome.phase.value if outcome else "again"
-    reported = outcome is not None and ending == outcome.phase.value
-    reason = outcome.reason.value if outcome and reported else ""
+        ending = "again"
     metrics.RECONCILES.labels(server or metrics.UNDECLARED, ending, reason).inc()
 
 
