@@ -7,6 +7,7 @@ from pgrole_controller.controller.context import LiveServers, WorkerContext
 from pgrole_controller.controller.leadership import Leadership
 from pgrole_controller.controller.objects import Objects
 from pgrole_controller.controller.passwords import PasswordTasks
+from pgrole_controller.controller.privileges.grantees import Grantees
 from pgrole_controller.controller.queue import Endings, Queue
 from pgrole_controller.controller.reporter import Reporter
 from pgrole_controller.kube.client import Client
@@ -16,4 +17,7 @@ def make_context(queue: Queue, objects: Objects, reporter: Reporter | None = Non
     """Tests without a `reporter` must not reconcile, and none may run a password task."""
     endings = Endings(queue, objects.contests)
     background = Background(cast("Client", None), objects.store, endings, cast("PasswordTasks", None))
-    return WorkerContext(objects, queue, endings, background, cast("Reporter", reporter), LiveServers(), Leadership())
+    live_servers = LiveServers(lambda: ())
+    return WorkerContext(
+        objects, queue, endings, background, cast("Reporter", reporter), live_servers, Leadership(), Grantees()
+    )

@@ -1,7 +1,7 @@
 """What every worker shares with the others, and with the loop that declines objects without a server."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from pgrole_controller.controller.background import Background
@@ -35,7 +35,7 @@ def _explain_conflict(older: ServerConfig) -> str:
 class LiveServers:
     """Which live server each worker is connected to: two PgServers that name one would contest its roles."""
 
-    def __init__(self, stored: Callable[[], Iterable[str]] = lambda: ()) -> None:
+    def __init__(self, stored: Callable[[], Iterable[str]]) -> None:
         """`stored` returns the names of all PgServers, also of those that have no worker yet."""
         self._stored = stored
         self._declared: dict[int, Holder] = {}
@@ -92,4 +92,4 @@ class WorkerContext:
     reporter: Reporter
     live_servers: LiveServers
     leadership: Leadership
-    grantees: Grantees = field(default_factory=Grantees)
+    grantees: Grantees

@@ -225,10 +225,10 @@ def _depends_on_row_alone(target: Target, server: Server, observed: Observed, de
 class WorkerMemory:
     """What one worker remembers between reconciles: a cache that is safe to lose."""
 
+    grantees: Grantees  # shared with every worker
     verifiers: Verifiers = field(default_factory=Verifiers)
     own_changes: OwnChanges = field(default_factory=OwnChanges)  # of the session
     read_back: ReadBackCache = field(default_factory=ReadBackCache)  # of the session
-    grantees: Grantees = field(default_factory=Grantees)  # shared with every worker
 
     def of_next_session(self) -> "WorkerMemory":
-        return WorkerMemory(self.verifiers, grantees=self.grantees)
+        return WorkerMemory(self.grantees, self.verifiers)

@@ -147,7 +147,7 @@ def counted() -> float:
 
 async def reconcile_all(objects: Objects, breaks: str = "") -> dict[Key, Result]:
     session = cast("Session", ErringSession(breaks))
-    results = await reconcile([POISONED, *WELL], SERVER, objects, session, WorkerMemory(), (), {})
+    results = await reconcile([POISONED, *WELL], SERVER, objects, session, WorkerMemory(Grantees()), (), {})
     return {result.key: result for result in results}
 
 
@@ -248,8 +248,9 @@ async def test_a_failure_of_the_whole_server_is_not_an_objects_error(objects: Ob
         async def read_roles(self, _: Sequence[tuple[Key, str]]) -> list[Observed | PgRoleError]:
             raise Transient(Reason.SERVER_NOT_READY, "away")
 
+    session = cast("Session", FailingReads(""))
     with pytest.raises(Transient, match="away"):
-        await reconcile([POISONED, *WELL], SERVER, objects, cast("Session", FailingReads("")), WorkerMemory(), (), {})
+        await reconcile([POISONED, *WELL], SERVER, objects, session, WorkerMemory(Grantees()), (), {})
 
 
 async def test_only_a_few_of_many_errors_are_logged_with_a_traceback(

@@ -10,6 +10,7 @@ import pytest
 
 from pgrole_controller.controller.namespaces import Namespaces
 from pgrole_controller.controller.objects import Objects, index_by_owner, index_pgrole
+from pgrole_controller.controller.privileges.grantees import Grantees
 from pgrole_controller.controller.reconcile import reconcile
 from pgrole_controller.controller.result import Result
 from pgrole_controller.controller.server_config import ServerConfig
@@ -102,7 +103,7 @@ class ReadBackWorld:
         self.put(KEY.name)
         self.session = ReadBackSession()
         self.server = SERVER
-        self.memory = WorkerMemory()
+        self.memory = WorkerMemory(Grantees())
         self.prepared: dict[Key, PasswordResult] = {}
 
     def label(self, labels: dict[str, str], version: int = 1) -> None:

@@ -561,7 +561,7 @@ def test_the_conflict_of_two_declarations_of_a_server_names_the_one_that_holds_i
 ) -> None:
     identity = Identity("18.4", 180004, 7, datetime(2026, 5, 6, tzinfo=UTC), frozenset(), True, True)
     older = ServerConfig("default", None, ServerPolicy(), Address("db", 5432, "postgres", "require"), age=age)
-    live = LiveServers()
+    live = LiveServers(lambda: ())
     live.hold(HeldServer(older), identity)
     with pytest.raises(Refused) as refused:
         live.hold(HeldServer(replace(older, name="other", age=("2026-05-07T07:08:09Z", "uid-2"))), identity)
@@ -585,7 +585,7 @@ def test_whoever_was_refused_for_a_conflict_tries_again_when_a_pgserver_is_remov
     config = ServerConfig("a", None, ServerPolicy(), Address("db", 5432, "postgres", "require"))
     conflict, away = Refused(Reason.CONFLICT, "x"), Transient(Reason.SERVER_NOT_READY, "x")
     removed, refused, other, well = (HeldServer(config, one) for one in (None, conflict, away, None))
-    live = LiveServers()
+    live = LiveServers(lambda: ())
     for one in removed, refused, other, well:
         live.add(one)
     live.remove(removed)

@@ -1,6 +1,7 @@
 """controller/session_keeper: its states, when it reconnects, and when it reports an outage."""
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -206,16 +207,7 @@ async def test_a_standby_has_a_session_but_does_not_reconcile(monkeypatch: pytes
 
 
 def _leading_by(world: KeeperWorld, leadership: Leadership) -> Any:
-    context = world.context
-    return type(context)(
-        context.objects,
-        context.queue,
-        context.endings,
-        context.background,
-        context.reporter,
-        context.live_servers,
-        leadership,
-    )
+    return replace(world.context, leadership=leadership)
 
 
 @in_timelapse
