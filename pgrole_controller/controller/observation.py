@@ -29,7 +29,6 @@ def server_of_session(session: Session, declared: ServerConfig) -> Server:
     return Server(
         identity.system_identifier,
         identity.own_roles,
-        session.cluster,
         declared.address,
         session.detection.claims,
         declared.uid,

@@ -102,7 +102,6 @@ class Server:
 
     system_identifier: int
     own_roles: frozenset[str]
-    cluster: str
     address: Address
     claims: Claims = "Database"
     uid: str = ""

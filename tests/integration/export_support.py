@@ -129,7 +129,7 @@ async def check_unchanged(server: PostgresServer, objects: Sequence[ExportedObje
         version = connection.get_server_version().major * 10_000
         references = await read_references(connection, referenced, version)
     policy = Policy(attributes=frozenset(POWERS), member_of=("*", *names), parameters=frozenset(referenced.parameters))
-    here = Server(1, frozenset({OBSERVER}), "test", Address("", 5432, "postgres", "disable"))
+    here = Server(1, frozenset({OBSERVER}), Address("", 5432, "postgres", "disable"))
     for one, exported in zip(roles, objects, strict=True):
         desired = desired_of(read_pgrole(one.document), Owner("test", "shop", "", "", ""), (), None)
         if one.found.reaches:  # the controller adopts no role that reaches a superuser

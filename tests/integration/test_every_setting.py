@@ -117,7 +117,7 @@ class SettingsWorld:
         async def look(session: Session) -> None:
             assert session.detection.mode is Mode.WATCH, session.why
             assert session.identity.own_roles == {controller}
-            known = Server(session.identity.system_identifier, session.identity.own_roles, CLUSTER, ADDRESS)
+            known = Server(session.identity.system_identifier, session.identity.own_roles, ADDRESS)
             await self.admin.execute(f"ALTER ROLE {name} CREATEDB")
             await noticed.wait()
             (observed,) = await session.read_roles([(key, name)])

@@ -103,7 +103,7 @@ class IllegiblePlace:
         identity = self.session.identity
         claims: Claims = "Database" if isinstance(self.session.claims, DatabaseClaims) else "Status"
         known = Server(
-            identity.system_identifier, identity.own_roles, CLUSTER, Address("db", 5432, "a", "require"), claims=claims
+            identity.system_identifier, identity.own_roles, Address("db", 5432, "a", "require"), claims=claims
         )
         observed = replace(observed, references=references)
         return decide(ASK, observed, known, Policy()), observed

@@ -264,7 +264,7 @@ def place_of(row: Row, home: PoisonedHome) -> int | None:
 
 def check_plan(name: str, observed: Observed, identity: Identity) -> None:
     """SQL can express the plan for the observed role, or the object is refused."""
-    server = Server(identity.system_identifier, frozenset({"postgres"}), CLUSTER, Address("db", 5432, "app", "require"))
+    server = Server(identity.system_identifier, frozenset({"postgres"}), Address("db", 5432, "app", "require"))
     try:
         script(
             [decide(Desired(OWNERS[name], Role(name, login=True), adopt=True), observed, server, Policy())], Dialect()

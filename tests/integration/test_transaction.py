@@ -74,7 +74,7 @@ async def see(connection: Connection, name: str, key: Key = KEY, desired_role: R
 
 async def known(connection: Connection) -> Server:
     identity = await identify(connection)
-    return Server(identity.system_identifier, identity.own_roles, CLUSTER, ADDRESS)
+    return Server(identity.system_identifier, identity.own_roles, ADDRESS)
 
 
 async def bring_in(connection: Connection, desired: Desired) -> Plan:

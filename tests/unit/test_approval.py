@@ -57,7 +57,7 @@ ME = Owner("cluster-a", "shop", "ns-uid", "orders-app", "uid-1")
 DESIRED = Role("app", login=True)
 OID = 20_000
 ADDRESS = Address("db", 5432, "app", "require")
-SERVER = Server(7, frozenset({"keeper"}), "cluster-a", ADDRESS, notes_generations=True)
+SERVER = Server(7, frozenset({"keeper"}), ADDRESS, notes_generations=True)
 PART = "0123456789abcdef" * 2
 OURS, THEIRS, OTHERS = (make_verifier(one, b"0123456789abcdef", 4096) for one in ("ours", "theirs", "others"))
 

@@ -384,7 +384,7 @@ def test_a_contested_object_is_neither_ready_nor_retried_early() -> None:
 async def test_a_repair_beside_a_missing_privilege_counts_and_is_announced() -> None:
     desired, contests = Desired(ME, Role("app")), Contests()
     attempt = Attempt(Target(Key("shop", "app"), None, desired), contests)
-    server = Server(SERVER, frozenset(), "cluster", Address("db", 1, "d", "require"))
+    server = Server(SERVER, frozenset(), Address("db", 1, "d", "require"))
     attempt.observe(Observed(), drift("superuser", "connectionLimit"), server)
     lacking = Refused(Reason.DATABASE_ERROR, "lacks a privilege (superuser)")
     partly = PartlyApplied(lacking.reason, lacking.message, drift("connectionLimit"))
@@ -400,7 +400,7 @@ async def test_a_repair_beside_a_missing_privilege_counts_and_is_announced() -> 
 
 
 async def test_a_rotation_is_known_beside_drift_that_the_same_transaction_corrected() -> None:
-    server = Server(SERVER, frozenset(), "cluster", Address("db", 1, "d", "require"))
+    server = Server(SERVER, frozenset(), Address("db", 1, "d", "require"))
     attempt = Attempt(Target(Key("shop", "app"), None, Desired(ME, Role("app"))), Contests())
     both = replace(drift("connectionLimit", "password"), drift=("connectionLimit",), rotated=True)
     attempt.observe(Observed(), both, server)
@@ -421,7 +421,7 @@ async def test_the_message_of_a_contest_names_privileges_that_are_not_as_declare
     for _ in range(LIMIT):
         contests.repaired("", 0, ("comment",), current_moment())
     attempt = Attempt(Target(Key("shop", "app"), None, desired), contests)
-    server = Server(SERVER, frozenset(), "cluster", Address("db", 1, "d", "require"))
+    server = Server(SERVER, frozenset(), Address("db", 1, "d", "require"))
     attempt.observe(Observed(), drift("comment"), server)
     attempt.note_privileges(GrantedPrivileges(grantee, problems={"orders": waiting}))
     outcome = attempt.conclude().outcome
@@ -437,7 +437,7 @@ async def test_the_message_of_a_contest_shows_the_address_only_where_everything_
         contests.repaired("", 0, ("comment",), current_moment())
     target = Target(Key("shop", "app"), None, Desired(ME, Role("app")))
     attempt = Attempt(target, contests, exposes_all=exposes_all)
-    server = Server(SERVER, frozenset(), "cluster", Address("db", 1, "d", "require"))
+    server = Server(SERVER, frozenset(), Address("db", 1, "d", "require"))
     attempt.observe(Observed(), drift("comment"), server)
     attempt.name_suspects([Suspect("eve", "her tool", "10.0.0.7")], current_moment())
     outcome = attempt.conclude().outcome

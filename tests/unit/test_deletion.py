@@ -40,7 +40,6 @@ DESIRED = Role("app", login=True)
 SERVER = Server(
     system_identifier=7,
     own_roles=frozenset({"keeper"}),
-    cluster="cluster-a",
     address=Address("db", 5432, "app", "require"),
 )
 OID = 20_000

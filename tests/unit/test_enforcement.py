@@ -33,7 +33,7 @@ DESIRED = Role("app", login=True)
 OID = 20_000
 ADDRESS = Address("db", 5432, "app", "require")
 KNOWN = Generations(3, "server-uid", 5)
-HERE = Server(7, frozenset({"keeper"}), "cluster-a", ADDRESS, uid="server-uid", generation=5, notes_generations=True)
+HERE = Server(7, frozenset({"keeper"}), ADDRESS, uid="server-uid", generation=5, notes_generations=True)
 AWAY = replace(HERE, away=True)
 DRIFTED = ObservedRole(OID, replace(DESIRED, superuser=True))
 OURS = make_verifier("ours", b"0123456789abcdef", 4096)

@@ -37,7 +37,7 @@ from tests.cpu_time import within_a_callback
 
 KEY, OTHER = Key("shop", "app"), Key("shop", "other")
 ADDRESS = Address("db", 5432, "app", "require")
-SERVER = Server(7, frozenset({"keeper"}), "c1", ADDRESS, notes_generations=True)
+SERVER = Server(7, frozenset({"keeper"}), ADDRESS, notes_generations=True)
 CONFIG = ServerConfig("main", None, ServerPolicy(), ADDRESS)
 POLICY = Policy(privileges=PrivilegePolicy(databases=("*",)))
 OID = 20_000

@@ -42,7 +42,7 @@ from pgrole_controller.core.state import Desired, Observed, Server
 
 ME = Owner("cluster-a", "shop", "ns-uid", "app", "uid-1")
 KEY = Key("shop", "app")
-SERVER = Server(7, frozenset({"keeper"}), "cluster-a", Address("db", 5432, "app", "require"), notes_generations=True)
+SERVER = Server(7, frozenset({"keeper"}), Address("db", 5432, "app", "require"), notes_generations=True)
 STATUS_SERVER = replace(SERVER, claims="Status")
 OID = 20_000
 ROLE = Role("app", login=True)

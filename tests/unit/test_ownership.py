@@ -18,7 +18,7 @@ ME = Owner("new", "shop", "new-ns-uid", "orders-app", "new-uid")
 BEFORE = Owner("old", "shop", "old-ns-uid", "orders-app", "old-uid")
 TRANSFERRED = replace(BEFORE, cluster="new", namespace_uid=ANY_NAMESPACE)
 DESIRED = Role("app", login=True)
-SERVER = Server(7, frozenset({"keeper"}), "new", Address("db", 5432, "app", "require"))
+SERVER = Server(7, frozenset({"keeper"}), Address("db", 5432, "app", "require"))
 OID = 20_000
 
 

@@ -36,7 +36,7 @@ from pgrole_controller.core.state import Desired, Observed, Server
 ME = Owner("cluster-a", "shop", "ns-uid", "app", "uid-1")
 ROLE = Role("app", login=True)
 ADDRESS = Address("db", 5432, "app", "require")
-SERVER = Server(system_identifier=7, own_roles=frozenset({"keeper"}), cluster="cluster-a", address=ADDRESS)
+SERVER = Server(system_identifier=7, own_roles=frozenset({"keeper"}), address=ADDRESS)
 POLICY = Policy()
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 OBSERVED = Observed(at=NOW)

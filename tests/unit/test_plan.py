@@ -28,7 +28,7 @@ ME = Owner("cluster-a", "shop", "ns-uid", "orders-app", "uid-1")
 OTHER = Owner("cluster-a", "shop", "ns-uid", "other", "uid-9")
 DESIRED = Role("app", login=True)
 ADDRESS = Address("db", 5432, "app", "require")
-SERVER = Server(system_identifier=7, own_roles=frozenset({"keeper"}), cluster="cluster-a", address=ADDRESS)
+SERVER = Server(system_identifier=7, own_roles=frozenset({"keeper"}), address=ADDRESS)
 POLICY = Policy()
 OID = 20_000
 

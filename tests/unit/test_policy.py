@@ -18,7 +18,7 @@ from pgrole_controller.core.role import POWERS, Grant, Membership, ObservedRole,
 from pgrole_controller.core.state import Claims, Desired, Observed, Rival, Server
 
 ME = Owner("cluster", "team-a", "ns-uid", "app", "uid-1")
-SERVER = Server(7, frozenset({"keeper"}), "cluster", Address("db", 5432, "app", "require"))
+SERVER = Server(7, frozenset({"keeper"}), Address("db", 5432, "app", "require"))
 DESIRED = Role("team-a_app", login=True)
 OID = 20_000
 POLICY = Policy(

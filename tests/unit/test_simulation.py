@@ -15,7 +15,7 @@ from pgrole_controller.core.role import Membership, Role
 from pgrole_controller.core.simulation import SimulatedObject, Simulation, refuse_cycles, simulate, split_late
 from pgrole_controller.core.state import Desired, Observed, Server
 
-SERVER = Server(1, frozenset({"controller"}), "cluster", Address("host", 5432, "postgres", "disable"))
+SERVER = Server(1, frozenset({"controller"}), Address("host", 5432, "postgres", "disable"))
 POLICY = Policy(attributes=frozenset({"createdb", "superuser"}))
 
 
