@@ -25,7 +25,6 @@ from pgrole_controller.core.privileges.acl import (
     TEMPORARY_SCHEMAS,
     UNDECLARABLE,
     AclEntry,
-    DefaultAcl,
     ObjectKind,
     ObservedAcl,
 )
@@ -97,6 +96,7 @@ class PrivilegeFolder:
         roles: frozenset[int] = frozenset(),
     ) -> None:
         self._observed = observed
+        self._defaults_for = observed.index.defaults_for
         self._policy = policy
         self._roles = roles
         self._exact = exact
@@ -106,21 +106,17 @@ class PrivilegeFolder:
         self._others: dict[int, list[ObservedAcl]] = defaultdict(list)
         self._held: dict[int, dict[int, HeldPrivileges]] = {}
         self._places: dict[int, set[str]] = defaultdict(set)
-        self._defaults: dict[int, list[DefaultAcl]] = defaultdict(list)
         self._creators = {one.creator_name: one.creator for one in observed.defaults or ()}
         owners = {one.object.owner for one in observed.acls}
         self._owned = frozenset(owners | set(self._creators.values()))
         for acl in observed.acls:
             self._add(acl)
-        for one in observed.defaults or ():
-            for grantee in {entry.grantee for entry in one.entries}:
-                self._defaults[grantee].append(one)
 
     def fold(self, oid: int, role_name: str) -> FoldedDatabase:
         """Folds what the role with this oid holds here."""
         notes = self._note_undeclarable(oid)
         on_database = self._on_database(oid)
-        if not self._places[oid] and not self._defaults[oid] and on_database == NOTHING_HELD:
+        if not self._places[oid] and not self._defaults_for(oid) and on_database == NOTHING_HELD:
             return FoldedDatabase(notes=notes)
         draft = _Draft(on_database.privileges)
         if on_database.grantable:
@@ -219,7 +215,7 @@ class PrivilegeFolder:
     def _default_places(self, oid: int) -> dict[tuple[str, str], dict[str, frozenset[str]]]:
         """Returns default privileges for the role by (creator, schema) and type of object."""
         places: dict[tuple[str, str], dict[str, frozenset[str]]] = {}
-        for one in self._defaults[oid]:
+        for one in self._defaults_for(oid):
             if one.creator == oid:
                 continue
             held = frozenset(entry.privilege for entry in one.entries if entry.grantee == oid)
@@ -276,7 +272,7 @@ class PrivilegeFolder:
         own = {id(acl.entries): tuple(self._observed.entries_of(acl, oid)[0]) for acl in acls}
         acls = [ObservedAcl(acl.object, own[id(acl.entries)]) for acl in acls]
         observed = replace(
-            self._observed, acls=acls, roles=self._creators, defaults=tuple(self._defaults[oid]), columns={}
+            self._observed, acls=acls, roles=self._creators, defaults=tuple(self._defaults_for(oid)), columns={}
         )
         grantee = replace(
             self._grantee(oid, role_name),
@@ -312,7 +308,7 @@ class PrivilegeFolder:
             notes.append(f"not declarable, and left alone: privileges on {name_some(sorted(some))}")
         left = [
             f"{name_type(one.object_type)} of {one.creator_name}"
-            for one in self._defaults[oid]
+            for one in self._defaults_for(oid)
             if one.object_type not in REVOKED_TYPES and one.creator != oid
         ]
         if left:

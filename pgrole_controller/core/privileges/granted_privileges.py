@@ -50,17 +50,14 @@ class GrantedPrivileges:
     @property
     def reported(self) -> tuple[str, ...]:
         """Differences that are not corrected, in words, with the database."""
-        databases = sorted(self.grantee.databases) if self.grantee else ()
-        some = [(database, self.current_result(database)) for database in databases]
         return tuple(
-            f"{words} (database {spell_name(database)})" for database, one in some if one for words in one.reported
+            f"{words} (database {spell_name(one.database)})" for one in self.current_results for words in one.reported
         )
 
     @property
     def unfit(self) -> bool:
         """Whether the object's annotation approves something other than what some database reports."""
-        databases = self.grantee.databases if self.grantee else ()
-        return any(one.unfit for name in databases if (one := self.current_result(name)))
+        return any(one.unfit for one in self.current_results)
 
     @property
     def current_results(self) -> tuple[PrivilegeResult, ...]:

@@ -189,11 +189,10 @@ def keep_privileges(plan: Plan, desired: Desired, observed: Observed, server: Se
     oid = claim.role_oid if claim and ours and claim.role_oid == plan.oid else 0
     lost = claim is not None and claim.is_of_lost_role(plan.oid, server.system_identifier)
     former = NOTHING if lost else kept
-    open_former = {
-        name: merge_former(former_of(declared, former)[name])
-        for name in unconfirmed(desired, former, oid, observed.references.databases if oid else former, observed.unheld)
-    }
-    wanted = unite(declared, open_former)
+    existing = observed.references.databases if oid else former
+    still_open = unconfirmed(desired, former, oid, existing, observed.unheld)
+    given_up = former_of(declared, former)
+    wanted = unite(declared, {name: merge_former(given_up[name]) for name in still_open})
     if wanted == kept:
         return plan
     text = write_kept(wanted)

@@ -56,9 +56,6 @@ class Wanted:
     literal: frozenset[str] = frozenset()
     literal_columns: Mapping[str, frozenset[str]] = field(default_factory=lambda: _NOTHING)
 
-    def __bool__(self) -> bool:
-        return bool(self.privileges or self.columns)
-
     @property
     def is_by_name(self) -> bool:
         """Whether the declaration names this object exactly."""

@@ -160,9 +160,7 @@ class DifferenceClassifier:
         """Notes a default privilege that is held and declared, but that policy denies: it would extend to new objects.
         Returns whether to revoke it. It is drift only if policy denied it when the declaration was last applied.
         """
-        if self._ignored:
-            return self.note_held(difference)
-        if self._applied.awaits(*_marks_of(difference, literal=False)):
+        if self._ignored or self._applied.awaits(*_marks_of(difference, literal=False)):
             return self.note_held(difference)
         return True
 
@@ -208,8 +206,7 @@ def describe_drift(
 ) -> PrivilegeDrift:
     """Describes one drift. `exposed`: address, application and statement may be shown."""
     shown = by if exposed else replace(by, application="", address="", statement="")
-    words = tuple(map(make_legible, phrases(differences)))
-    return PrivilegeDrift(by.time or now, words, len(differences), corrected, shown)
+    return PrivilegeDrift(by.time or now, phrases(differences), len(differences), corrected, shown)
 
 
 def combine_drifts(drifts: Sequence[PrivilegeDrift]) -> PrivilegeDrift:
