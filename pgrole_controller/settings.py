@@ -7,14 +7,14 @@ command lines.
 
 import shlex
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 from pgrole_controller.api.validation import is_namespace_name, is_object_name, read_duration
-from pgrole_controller.core.policy import ServerPolicy
-from pgrole_controller.core.privileges.grantee import PrivilegeRule
+from pgrole_controller.core.policy import NOTHING_ALLOWED, ServerPolicy
+from pgrole_controller.core.privileges.grantee import PrivilegePolicy, PrivilegeRule
 from pgrole_controller.core.role import POWERS
 from pgrole_controller.core.server_options import DatabaseMode, Mode
 from pgrole_controller.dsn import LAST_PORT, read_dsn
@@ -325,15 +325,14 @@ def server_policy_of(settings: Settings) -> ServerPolicy:
     """The policy for the server of PGROLE_DSN: all namespaces, names, memberships and databases except templates, and
     privileges except those that need exact names; adoption and dropping allowed.
     """
-    return ServerPolicy(
-        namespaces=("*",),
+    template = replace(
+        NOTHING_ALLOWED,
         role_names=("*",),
-        member_of=("*",),
-        adopt=True,
         attributes=frozenset({"createdb"}) | settings.allow,
+        member_of=("*",),
         protected=settings.protected,
         forbidden_metadata=settings.forbidden_metadata,
-        privileges=(PrivilegeRule(),),
-        databases=("*",),
-        but=TEMPLATES,
+        adopt=True,
+        privileges=PrivilegePolicy((PrivilegeRule(),), databases=("*",), but=TEMPLATES),
     )
+    return ServerPolicy(template, namespaces=("*",))

@@ -15,9 +15,9 @@ from pgrole_controller.controller.objects import age_of, generation_of
 from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient, Waiting
-from pgrole_controller.core.policy import Requirement, ServerPolicy
+from pgrole_controller.core.policy import NOTHING_ALLOWED, Requirement, ServerPolicy
 from pgrole_controller.core.privileges.acl import TABLE_KINDS, ObjectKind
-from pgrole_controller.core.privileges.grantee import PrivilegeRule
+from pgrole_controller.core.privileges.grantee import PrivilegePolicy, PrivilegeRule
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.server_options import (
     AttributionConfig,
@@ -123,20 +123,25 @@ def declare(stored: Stored, server: "PgServer", forbidden_metadata: tuple[str, .
         name=stored.key.name,
         endpoint=None,
         server_policy=ServerPolicy(
+            replace(
+                NOTHING_ALLOWED,
+                role_names=tuple(allow.role_names),
+                attributes=frozenset(allow.attributes),
+                member_of=tuple(allow.member_of),
+                parameters=frozenset(name.lower() for name in allow.parameters),
+                protected=tuple(spec.protected_roles),
+                reassign_to=tuple(allow.reassign_to),
+                forbidden_metadata=forbidden_metadata,
+                adopt=allow.adopt,
+                drop=allow.drop,
+                privileges=PrivilegePolicy(
+                    rules=None if allow.privileges is None else tuple(map(_rule, allow.privileges)),
+                    databases=None if databases is None else databases.match,
+                    but=() if databases is None else databases.but,
+                ),
+            ),
             namespaces=tuple(allow.namespaces.match_names),
             labels=_requirements(allow.namespaces),
-            role_names=tuple(allow.role_names),
-            attributes=frozenset(allow.attributes),
-            member_of=tuple(allow.member_of),
-            parameters=frozenset(name.lower() for name in allow.parameters),
-            reassign_to=tuple(allow.reassign_to),
-            adopt=allow.adopt,
-            drop=allow.drop,
-            protected=tuple(spec.protected_roles),
-            forbidden_metadata=forbidden_metadata,
-            privileges=None if allow.privileges is None else tuple(map(_rule, allow.privileges)),
-            databases=None if databases is None else databases.match,
-            but=() if databases is None else databases.but,
         ),
         address=Address(connection.hosts[0], connection.port, connection.database, connection.ssl_mode),
         may_install=spec.install,

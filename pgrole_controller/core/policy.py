@@ -78,6 +78,10 @@ class Policy:
     privileges: PrivilegePolicy = field(default_factory=PrivilegePolicy)
 
 
+#: What a server allows unless its owner declares otherwise. Fields of Policy that allow something by default are here.
+NOTHING_ALLOWED = Policy(admitted=False, role_names=(), attributes=frozenset(), member_of=(), adopt=False)
+
+
 def check_admitted(policy: Policy, name: str) -> None:
     """Raises Refused for a role that the policy does not allow the namespace to have."""
     if not policy.admitted:
@@ -312,47 +316,30 @@ class Requirement:
 
 @dataclass(frozen=True, slots=True)
 class ServerPolicy:
-    """The policy of a PgServer. Patterns may contain `{namespace}`. `namespaces` are patterns of names; label
-    requirements, if any, decide instead.
-
-    `privileges`, `databases` and `but` are as in PrivilegePolicy.
+    """The policy of a PgServer. `template`: that of every namespace, except for `admitted`, and with `{namespace}` in
+    patterns. `namespaces` are patterns of names; label requirements, if any, decide instead.
     """
 
+    template: Policy = NOTHING_ALLOWED
     namespaces: tuple[str, ...] = ()
     labels: tuple[Requirement, ...] = ()
-    role_names: tuple[str, ...] = ()
-    attributes: frozenset[str] = frozenset()
-    member_of: tuple[str, ...] = ()
-    parameters: frozenset[str] = frozenset()
-    reassign_to: tuple[str, ...] = ()
-    adopt: bool = False
-    drop: bool = True
-    protected: tuple[str, ...] = ()
-    forbidden_metadata: tuple[str, ...] = ()
-    privileges: tuple[PrivilegeRule, ...] | None = None
-    databases: tuple[str, ...] | None = None
-    but: tuple[str, ...] = ()
 
     def policy(self, namespace: str, labels: Mapping[str, str]) -> Policy:
         """Returns the policy for objects of this namespace, which has these labels."""
-        return Policy(
+        base = self.template
+        rules = base.privileges.rules
+        return replace(
+            base,
             admitted=self._admits(namespace, labels),
-            role_names=_within(self.role_names, namespace),
-            attributes=self.attributes,
-            member_of=_within(self.member_of, namespace),
-            parameters=self.parameters,
-            protected=self.protected,
-            reassign_to=_within(self.reassign_to, namespace),
-            forbidden_metadata=self.forbidden_metadata,
-            adopt=self.adopt,
-            drop=self.drop,
-            privileges=self._privileges(namespace),
+            role_names=_within(base.role_names, namespace),
+            member_of=_within(base.member_of, namespace),
+            reassign_to=_within(base.reassign_to, namespace),
+            privileges=replace(
+                base.privileges,
+                rules=None if rules is None else tuple(_rule_within(rule, namespace) for rule in rules),
+                protected=base.protected,
+            ),
         )
-
-    def _privileges(self, namespace: str) -> PrivilegePolicy:
-        some = self.privileges
-        rules = None if some is None else tuple(_rule_within(rule, namespace) for rule in some)
-        return PrivilegePolicy(rules, self.databases, self.but, protected=self.protected)
 
     def _admits(self, namespace: str, labels: Mapping[str, str]) -> bool:
         if self.labels:

@@ -154,7 +154,8 @@ async def test_a_note_says_if_the_policy_would_refuse_an_object(made: ObservedSe
 
 async def test_a_note_says_if_the_policy_allows_no_adoption(made: ObservedServer) -> None:
     server = of_dsn(made.dsn)
-    closed = replace(server, server_policy=replace(server.server_policy, adopt=False))
+    template = replace(server.server_policy.template, adopt=False)
+    closed = replace(server, server_policy=replace(server.server_policy, template=template))
     options = ExportOptions(choose(dsn=made.dsn), ("gitlab_readonly",))
     (one,) = (await export_roles(closed, options, Progress(disable=True))).objects
     assert one.notes[0].startswith(

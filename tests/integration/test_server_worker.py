@@ -27,8 +27,8 @@ from pgrole_controller.controller.session_keeper import SessionState
 from pgrole_controller.controller.worker import ServerWorker
 from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.errors import Reason
-from pgrole_controller.core.policy import ServerPolicy
-from pgrole_controller.core.privileges.grantee import PrivilegeRule
+from pgrole_controller.core.policy import NOTHING_ALLOWED, ServerPolicy
+from pgrole_controller.core.privileges.grantee import PrivilegePolicy, PrivilegeRule
 from pgrole_controller.core.reconnect import FIRST_DELAY, TROUBLED_SECONDS
 from pgrole_controller.core.request import Key, Rank, Request, RequestReason
 from pgrole_controller.core.server_options import DatabasesConfig
@@ -65,7 +65,9 @@ class Reports:
 
 
 def declared(name: str, server: PostgresServer) -> ServerConfig:
-    server_policy = ServerPolicy(namespaces=("*",), role_names=("*",), attributes=frozenset({"login"}))
+    server_policy = ServerPolicy(
+        replace(NOTHING_ALLOWED, role_names=("*",), attributes=frozenset({"login"})), namespaces=("*",)
+    )
     return ServerConfig(name, Endpoint(server.dsn()), server_policy, Address("pg", 5432, "postgres", "require"))
 
 
@@ -206,7 +208,9 @@ async def test_privileges_found_on_one_server_are_no_answer_about_the_next_one(
     queue.release()
     async with servers.run() as before, servers.run() as after:
         first = declared("main", before)
-        opened = replace(first.server_policy, privileges=(PrivilegeRule(databases=("postgres",)),), databases=("*",))
+        allowed = PrivilegePolicy((PrivilegeRule(databases=("postgres",)),), databases=("*",))
+        template = replace(first.server_policy.template, privileges=allowed)
+        opened = replace(first.server_policy, template=template)
         first = replace(first, server_policy=opened, databases=DatabasesConfig(("*",)))
         worker = ServerWorker(first, context)
         context.grantees.connect(

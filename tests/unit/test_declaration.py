@@ -59,7 +59,9 @@ def privileges(server: ServerConfig, namespace: str = "shop") -> PrivilegePolicy
 async def test_without_databases_nothing_is_managed_and_the_default_rule_applies() -> None:
     server = await declare()
     assert server.databases is None
-    assert privileges(server) == PrivilegePolicy(rules=None, databases=None, protected=server.server_policy.protected)
+    assert privileges(server) == PrivilegePolicy(
+        rules=None, databases=None, protected=server.server_policy.template.protected
+    )
     assert server.attribution == AttributionConfig(AuditSource.NEVER, exposes_all=False)
     assert server.history == HistoryConfig(90 * 86400.0, 1_000_000, addresses=True)
 

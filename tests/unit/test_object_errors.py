@@ -37,7 +37,7 @@ from pgrole_controller.core.desired import desired_role_of
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.outcome import Phase
 from pgrole_controller.core.plan import Action, Plan
-from pgrole_controller.core.policy import References, ServerPolicy
+from pgrole_controller.core.policy import NOTHING_ALLOWED, References, ServerPolicy
 from pgrole_controller.core.request import Key, Rank, Request, RequestReason
 from pgrole_controller.core.state import Detection, Observed
 from pgrole_controller.core.workqueue import Done, Retry
@@ -56,7 +56,7 @@ SECRET = "hunter2"
 SERVER = ServerConfig(
     "default",
     None,
-    ServerPolicy(namespaces=("*",), role_names=("*",), attributes=frozenset({"login"})),
+    ServerPolicy(replace(NOTHING_ALLOWED, role_names=("*",), attributes=frozenset({"login"})), namespaces=("*",)),
     Address("pg", 5432, "orders", "require"),
 )
 POISONED = Key("shop", "poisoned")

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from pgrole_controller.core.policy import ServerPolicy
+from pgrole_controller.core.policy import Policy, ServerPolicy
 from pgrole_controller.core.privileges.acl import DatabaseObject, ObjectId, ObjectKind
 from pgrole_controller.core.privileges.grantee import Grantee, PrivilegePolicy, PrivilegeRule
 from pgrole_controller.core.privileges.privilege_policy import (
@@ -194,7 +194,8 @@ def test_a_template_must_be_included_by_its_exact_name(databases: tuple[str, ...
 def test_a_protected_role_is_no_creator_whatever_a_rule_names(
     rules: tuple[PrivilegeRule, ...] | None, creator: int
 ) -> None:
-    policy = ServerPolicy(protected=("rds*", NAMES[creator]), privileges=rules).policy("shop", {}).privileges
+    template = Policy(protected=("rds*", NAMES[creator]), privileges=PrivilegePolicy(rules))
+    policy = ServerPolicy(template).policy("shop", {}).privileges
     denial = why_not_created_by(replace(GRANTEE, policy=policy), creator, NAMES[creator], FACTS)
     assert denial is not None
     assert "protectedRoles matches: remove it from spec" in denial.remedy

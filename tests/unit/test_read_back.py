@@ -1,6 +1,7 @@
 """controller/worker_memory: after our own change, reconciles only compare; any difference leads to a full reconcile."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any, cast
@@ -21,7 +22,7 @@ from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.outcome import RECONCILED
 from pgrole_controller.core.password import PasswordResult
 from pgrole_controller.core.plan import Action, Plan
-from pgrole_controller.core.policy import ServerPolicy
+from pgrole_controller.core.policy import NOTHING_ALLOWED, ServerPolicy
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.role import ObservedRole, Role
 from pgrole_controller.core.state import Detection, Observed
@@ -35,10 +36,10 @@ KEY = Key("shop", "app")
 SERVER = ServerConfig(
     "default",
     None,
-    ServerPolicy(("*",), role_names=("*",), attributes=frozenset({"login"})),
+    ServerPolicy(replace(NOTHING_ALLOWED, role_names=("*",), attributes=frozenset({"login"})), ("*",)),
     Address("pg", 5432, "o", ""),
 )
-NOBODY_ELSE = ServerPolicy(("other",))
+NOBODY_ELSE = ServerPolicy(namespaces=("other",))
 
 
 class ReadBackSession:
@@ -189,7 +190,9 @@ def _share_role(world: ReadBackWorld) -> None:
 
 def _label_namespace(world: ReadBackWorld) -> None:
     requirement = SimpleNamespace(is_met=lambda labels: not labels)
-    server_policy = ServerPolicy(labels=cast("Any", (requirement,)), role_names=("*",), attributes=frozenset({"login"}))
+    server_policy = ServerPolicy(
+        replace(NOTHING_ALLOWED, role_names=("*",), attributes=frozenset({"login"})), labels=cast("Any", (requirement,))
+    )
     world.server = ServerConfig("default", None, server_policy, SERVER.address)
     world.label({"team": "b"}, 2)
 

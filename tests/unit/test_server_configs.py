@@ -256,7 +256,7 @@ async def test_another_policy_is_passed_on_before_any_secret_is_read() -> None:
         world.put("other", database="another")
         world.put("a", adopt=True)
         world.remove("gone")
-        await world.until(lambda: world.worker("a").server.server_policy.adopt, "the other policy")
+        await world.until(lambda: world.worker("a").server.server_policy.template.adopt, "the other policy")
         assert world.worker("a").server.access == before.access
         assert "gone" not in world.servers
         assert world.worker("other").server.address.database == "postgres", "it cannot connect there yet"
@@ -299,7 +299,7 @@ async def test_another_policy_and_a_deletion_do_not_wait_for_secrets_that_are_be
         await world.api.asked.wait()
         world.put("a", adopt=True)
         world.remove("gone")
-        await world.until(lambda: world.worker("a").server.server_policy.adopt, "the other policy")
+        await world.until(lambda: world.worker("a").server.server_policy.template.adopt, "the other policy")
         assert "gone" not in world.servers
         world.put("other", database="a third")
         world.api.opened.set()
@@ -332,7 +332,7 @@ async def test_an_unreachable_api_server_does_not_end_a_session(failure: Excepti
         world.api.failure = failure
         before = world.worker("a").server
         world.put("a", adopt=True)
-        await world.until(lambda: world.worker("a").server.server_policy.adopt, "the other policy")
+        await world.until(lambda: world.worker("a").server.server_policy.template.adopt, "the other policy")
         assert world.worker("a").server.access == before.access
 
 
@@ -387,7 +387,7 @@ async def test_a_session_continues_when_its_credentials_secret_is_deleted() -> N
         await until_lapsed(world)
         assert worker.server.access == before.access, "the session is not ended"
         assert worker.server.lapsed, "but a new one cannot start"
-        assert worker.server.server_policy.adopt, "its policy is the declared one"
+        assert worker.server.server_policy.template.adopt, "its policy is the declared one"
 
 
 async def test_credentials_of_a_deleted_secret_are_forgotten_with_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -427,7 +427,7 @@ async def test_a_change_that_arrives_with_the_answer_to_an_own_write_takes_effec
         world.put("a")
         await world.until(lambda: "a" in world.servers, "the worker")
         world.put("a", adopt=True, by=Key("", "a"))
-        await world.until(lambda: world.worker("a").server.server_policy.adopt, "the other policy")
+        await world.until(lambda: world.worker("a").server.server_policy.template.adopt, "the other policy")
 
 
 async def test_the_controllers_own_status_does_not_cause_a_pgserver_to_be_read_again() -> None:

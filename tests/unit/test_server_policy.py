@@ -3,7 +3,7 @@
 import pytest
 
 from pgrole_controller.core.names import matches
-from pgrole_controller.core.policy import Requirement, ServerPolicy
+from pgrole_controller.core.policy import Policy, Requirement, ServerPolicy
 
 PROD = {"env": "prod", "team": "a"}
 
@@ -11,6 +11,10 @@ PROD = {"env": "prod", "team": "a"}
 class TestNamespaces:
     def test_no_namespace_is_admitted_by_default(self) -> None:
         assert not ServerPolicy().policy("team-a", {}).admitted
+
+    def test_a_server_that_declares_nothing_allows_nothing(self) -> None:
+        policy = ServerPolicy(namespaces=("*",)).policy("team-a", {})
+        assert policy == Policy(role_names=(), attributes=frozenset(), member_of=(), adopt=False)
 
     @pytest.mark.parametrize(
         ("patterns", "admitted"),
@@ -55,27 +59,27 @@ class TestPatterns:
     @pytest.mark.parametrize("namespace", ["team-a", "a", "team-a-b"])
     def test_the_namespace_is_inserted_only_into_names_memberships_and_new_owners(self, namespace: str) -> None:
         own = ("{namespace}_*",)
-        server_policy = ServerPolicy(role_names=own, member_of=own, reassign_to=own, protected=own)
+        server_policy = ServerPolicy(Policy(role_names=own, member_of=own, reassign_to=own, protected=own))
         policy = server_policy.policy(namespace, {})
         assert policy.role_names == policy.member_of == policy.reassign_to == (f"{namespace}_*",)
         assert policy.protected == own
 
     @pytest.mark.parametrize("other", ["team", "team-b", "team-a-b", "a", "eam-a"])
     def test_no_namespace_may_use_names_of_another(self, other: str) -> None:
-        server_policy = ServerPolicy(role_names=("{namespace}_*",))
+        server_policy = ServerPolicy(Policy(role_names=("{namespace}_*",)))
         ours, theirs = (server_policy.policy(namespace, {}).role_names for namespace in ("team-a", other))
         assert matches("team-a_app", ours)
         assert not matches("team-a_app", theirs)
         assert not matches(f"{other}_app", ours)
 
     def test_everything_else_is_the_same_for_all_namespaces(self) -> None:
-        server_policy = ServerPolicy(
+        template = Policy(
             attributes=frozenset({"createdb"}),
             parameters=frozenset({"log_statement"}),
             forbidden_metadata=("argoproj.io",),
             adopt=True,
             drop=False,
         )
-        policy = server_policy.policy("team-a", {})
-        assert (policy.attributes, policy.parameters) == (server_policy.attributes, server_policy.parameters)
+        policy = ServerPolicy(template).policy("team-a", {})
+        assert (policy.attributes, policy.parameters) == (template.attributes, template.parameters)
         assert (policy.adopt, policy.drop, policy.forbidden_metadata) == (True, False, ("argoproj.io",))

@@ -136,7 +136,9 @@ def test_durations_are_written_as_in_go(text: str, seconds: float) -> None:
 
 
 def test_allowed_attributes_are_added_to_createdb() -> None:
-    policy = server_policy_of(read({"PGROLE_ALLOW": "createrole, bypassrls", "PGROLE_PROTECTED": "rds_*,cloudsql*"}))
+    policy = server_policy_of(
+        read({"PGROLE_ALLOW": "createrole, bypassrls", "PGROLE_PROTECTED": "rds_*,cloudsql*"})
+    ).template
     assert policy.attributes == {"createdb", "createrole", "bypassrls"}
     assert policy.protected == ("rds_*", "cloudsql*")
 
