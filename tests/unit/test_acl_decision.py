@@ -604,6 +604,12 @@ class TestPending:
         assert len(applied) < 1_800
         assert len(spelled) == MOST_ON_OBJECTS
 
+    def test_the_mark_of_what_policy_denies_is_the_same_in_every_version(self) -> None:
+        """Its digest is stored: after an upgrade, what waited must not count as drift."""
+        routine = make("f", ObjectKind.ROUTINE, owner=STRANGER, elevated=True)
+        mark = awaited_privileges.mark_denied(routine, "EXECUTE", literal=False)
+        assert mark == f"denied EXECUTE Routine ({STRANGER}, True, False, False, False) app"
+
     def test_a_message_names_five_objects_and_counts_the_rest(self) -> None:
         declared = of_objects(*(table("SELECT", name=f"t{at}") for at in range(7)))
         foreign = [(make(f"f{at}", owner=STRANGER, oid=20001 + at), ()) for at in range(7)]

@@ -126,6 +126,11 @@ class DatabaseObject:
         return f"column {'.'.join(map(spell_name, (self.schema, self.name, column)))}"
 
 
+def future_object(kind: ObjectKind, schema: str, owner: int, owner_name: str) -> DatabaseObject:
+    """Returns an object that does not exist yet, to judge default privileges by."""
+    return DatabaseObject(ObjectId("", FIRST_NORMAL_OID), kind, schema, "", owner, owner_name)
+
+
 def needs_exact_name(obj: DatabaseObject) -> bool:
     """Tells whether only an exact name may match: objects of PostgreSQL, of the controller and of extensions. Schema
     `public` comes with every database, but is for its users.

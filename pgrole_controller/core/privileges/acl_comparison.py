@@ -6,7 +6,6 @@ from itertools import product
 
 from pgrole_controller.core.privileges.acl import (
     DECLARABLE,
-    FIRST_NORMAL_OID,
     TEMPORARY_SCHEMAS,
     AclChange,
     AclEntry,
@@ -24,7 +23,7 @@ from pgrole_controller.core.privileges.object_patterns import (
 )
 from pgrole_controller.core.privileges.observed_database import ObservedDatabase
 from pgrole_controller.core.privileges.privilege_difference import DifferenceClassifier, PrivilegeDifference
-from pgrole_controller.core.privileges.privilege_policy import DatabaseFacts, Denial, why_not_granted
+from pgrole_controller.core.privileges.privilege_policy import DatabaseFacts, Denial, traits_of, why_not_granted
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +100,7 @@ class AclComparison:
         return wanted.privileges if self._denied(obj, wanted) is _NOTHING_DENIED else None
 
     def _denied(self, obj: DatabaseObject, wanted: Wanted) -> _Denied:
-        guarded = (obj.elevated, obj.extension, obj.id.oid < FIRST_NORMAL_OID)
-        kind = (obj.owner, obj.schema, obj.kind, guarded, wanted.privileges, wanted.literal)
+        kind = (*traits_of(obj), wanted.privileges, wanted.literal)
         privileges = self._verdicts.get(kind)
         if privileges is None:
             found = (one for one in wanted.privileges if self._why_not(obj, one, wanted) is not None)

@@ -19,14 +19,13 @@ from dataclasses import replace
 
 from pgrole_controller.core.errors import PgRoleError, make_legible
 from pgrole_controller.core.privileges.acl import (
-    FIRST_NORMAL_OID,
     OWN_SCHEMA,
     UNDECLARABLE,
     AclEntry,
     DatabaseObject,
     DefaultAcl,
-    ObjectId,
     ObjectKind,
+    future_object,
 )
 from pgrole_controller.core.privileges.acl_decision import PrivilegeDecision, decide_privileges
 from pgrole_controller.core.privileges.awaited_privileges import MOST_NAMED
@@ -35,7 +34,7 @@ from pgrole_controller.core.privileges.grantee import Grantee, Takeover
 from pgrole_controller.core.privileges.object_patterns import CompiledPrivileges, compile_privileges
 from pgrole_controller.core.privileges.observed_database import ObservedDatabase
 from pgrole_controller.core.privileges.privilege_difference import PrivilegeDifference
-from pgrole_controller.core.privileges.privilege_policy import why_not_created_by, why_not_granted
+from pgrole_controller.core.privileges.privilege_policy import traits_of, why_not_created_by, why_not_granted
 from pgrole_controller.core.privileges.privilege_result import AdoptionFindings, PrivilegeResult
 
 #: Maximum length of one privilege in words: a routine can have a hundred arguments.
@@ -159,12 +158,11 @@ class _HeldEntries:
             return obj.schema == OWN_SCHEMA
         if obj.kind in _CLOSED:
             return True
-        of_postgresql = obj.id.oid < FIRST_NORMAL_OID
-        place = (obj.owner, obj.schema, obj.kind, obj.elevated, obj.extension, of_postgresql, entry.privilege)
-        known = self._verdicts.get(place)
+        asked = (*traits_of(obj), entry.privilege)
+        known = self._verdicts.get(asked)
         if known is None:
             denial = why_not_granted(self._grantee, obj, entry.privilege, self._observed.facts, literal=True)
-            known = self._verdicts[place] = denial is not None
+            known = self._verdicts[asked] = denial is not None
         return known
 
     def _find_defaults_beyond(self, default: DefaultAcl) -> Iterator[PrivilegeDifference]:
@@ -182,7 +180,6 @@ class _HeldEntries:
         kind = _FUTURE.get(default.object_type)
         if kind is None:
             return True
-        identity = ObjectId("", FIRST_NORMAL_OID)
-        future = DatabaseObject(identity, kind, default.schema, "", default.creator, default.creator_name)
+        future = future_object(kind, default.schema, default.creator, default.creator_name)
         denial = why_not_granted(self._grantee, future, entry.privilege, self._observed.facts, literal=True)
         return denial is not None

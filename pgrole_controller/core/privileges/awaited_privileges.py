@@ -20,8 +20,8 @@ from typing import TypeAlias
 
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Waiting
 from pgrole_controller.core.names import name_some
-from pgrole_controller.core.privileges.acl import FIRST_NORMAL_OID, DatabaseObject, ObjectKind
-from pgrole_controller.core.privileges.privilege_policy import NOT_MANAGED, Denial
+from pgrole_controller.core.privileges.acl import DatabaseObject, ObjectKind
+from pgrole_controller.core.privileges.privilege_policy import NOT_MANAGED, Denial, traits_of
 
 #: Maximum number of marks that are kept for one role in one database of what policy denies or does not exist, and as
 #: many of what PostgreSQL refused. What exceeds it may count as drift.
@@ -101,8 +101,8 @@ def digest_mark(mark: str) -> str:
 
 def mark_denied(obj: DatabaseObject, privilege: str, *, literal: bool) -> str:
     """Of everything on which the answer of `privilege_policy.why_not_granted` depends, except the policy."""
-    traits = (obj.owner, obj.elevated, obj.extension, obj.id.oid < FIRST_NORMAL_OID, literal)
-    return f"denied {privilege} {obj.kind} {traits} {obj.schema}"
+    owner, kind, schema, *others = traits_of(obj)
+    return f"denied {privilege} {kind} {(owner, *others, literal)} {schema}"
 
 
 #: What a mark of a single object says: its oid; its catalog, empty for a column; the privilege or column; whether the

@@ -8,14 +8,13 @@ from collections.abc import Mapping, Sequence
 
 from pgrole_controller.core.names import is_pattern, spell_name
 from pgrole_controller.core.privileges.acl import (
-    FIRST_NORMAL_OID,
     SYSTEM_SCHEMAS,
-    DatabaseObject,
     DefaultAcl,
     DefaultAclChange,
     DefaultPlace,
     ObjectId,
     ObjectKind,
+    future_object,
 )
 from pgrole_controller.core.privileges.awaited_privileges import PendingNames, mark_default, mark_schema
 from pgrole_controller.core.privileges.grantee import DatabasePrivileges, Grantee
@@ -145,8 +144,7 @@ class DefaultsComparison:
         if object_type == "f" and creator not in self._grantee.owned:
             # Whether a future routine will be SECURITY DEFINER is unknown: it is judged once it exists.
             return True
-        kind = DEFAULT_KINDS[object_type]
-        future = DatabaseObject(ObjectId("", FIRST_NORMAL_OID), kind, schema, "", creator, creator_name)
+        future = future_object(DEFAULT_KINDS[object_type], schema, creator, creator_name)
         denial = why_not_granted(self._grantee, future, privilege, self._facts, literal=False)
         if denial is not None:
             label = label_place(place)

@@ -133,6 +133,11 @@ def find_problems(grantee: Grantee, existing: frozenset[str]) -> dict[str, PgRol
     return problems
 
 
+def traits_of(obj: DatabaseObject) -> tuple[object, ...]:
+    """Returns what of the object decides whether `why_not_granted` denies a privilege on it."""
+    return obj.owner, obj.kind, obj.schema, obj.elevated, obj.extension, obj.id.oid < FIRST_NORMAL_OID
+
+
 def why_not_granted(
     grantee: Grantee, obj: DatabaseObject, privilege: str, facts: DatabaseFacts, *, column: str = "", literal: bool
 ) -> Denial | None:
