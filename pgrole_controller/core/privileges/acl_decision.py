@@ -93,11 +93,9 @@ def decide_privileges(
     - `differing`: as `AclScreening.select`; None: every object is compared.
     """
     database = observed.facts.database
-    if grantee.suspended or database not in grantee.databases:
-        return PrivilegeDecision(confirmed=not grantee.suspended)
-    refused = check_database(grantee.policy, database, declared=database in grantee.declared)
-    if refused is not None:
-        return PrivilegeDecision(pending=(refused,))
+    unmanaged = _decide_unmanaged(grantee, database)
+    if unmanaged is not None:
+        return unmanaged
     digest, last = grantee.digest_of(database), AppliedDeclaration.parse(applied)
     declared = grantee.declared.get(database)
     # What the role was granted in a database that is given up is revoked all the same, also under policy Report.
@@ -116,16 +114,11 @@ def decide_privileges(
     declaration = None if declared is None else compile_privileges(declared, observed.facts.version)
     pending = PendingNames(database, only=last if ignored else None)
     comparison = AclComparison(grantee, observed, declaration, classifier, pending)
-    if differing is None:
-        schemas = frozenset[str]() if declaration is None else declaration.schemas_among(observed.index.schemas)
-        differing = observed.index.concerning(grantee.oid, schemas)
-    for acl in differing:
+    for acl in _find_concerning(grantee, observed, declaration) if differing is None else differing:
         comparison.compare(acl)
-    defaults = DefaultsComparison(grantee, observed.facts, declaration, classifier, pending)
+    defaults = DefaultsComparison(grantee, observed, declaration, classifier, pending)
     if observed.defaults is not None:
-        own = observed.index.defaults_for(grantee.oid)
-        schema_ids = observed.index.schema_ids
-        defaults.compare(own, observed.roles, observed.schemas, schema_ids, complete=observed.complete)
+        defaults.compare()
     former_held = comparison.former_held or defaults.former_held
     is_whole = observed.complete and observed.defaults is not None
     if declaration is not None and observed.complete:
@@ -145,6 +138,21 @@ def decide_privileges(
         applied=_to_store(grantee, digest, kept, pending, current=current, ignored=ignored) if is_whole else "",
         kept=kept.text if is_whole else "",
     )
+
+
+def _decide_unmanaged(grantee: Grantee, database: str) -> PrivilegeDecision | None:
+    """Returns the decision about a database in which nothing is compared; None for all others."""
+    if grantee.suspended or database not in grantee.databases:
+        return PrivilegeDecision(confirmed=not grantee.suspended)
+    refused = check_database(grantee.policy, database, declared=database in grantee.declared)
+    return None if refused is None else PrivilegeDecision(pending=(refused,))
+
+
+def _find_concerning(
+    grantee: Grantee, observed: ObservedDatabase, declaration: CompiledPrivileges | None
+) -> Sequence[ObservedAcl]:
+    schemas = frozenset[str]() if declaration is None else declaration.schemas_among(observed.index.schemas)
+    return observed.index.concerning(grantee.oid, schemas)
 
 
 def _to_store(

@@ -4,7 +4,7 @@ They only avoid the delay until the controller has granted the same. So they are
 the declaration: for schemas that are named exactly, without exceptions.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from pgrole_controller.core.names import is_pattern, spell_name
 from pgrole_controller.core.privileges.acl import (
@@ -19,13 +19,9 @@ from pgrole_controller.core.privileges.acl import (
 from pgrole_controller.core.privileges.awaited_privileges import PendingNames, mark_default, mark_schema
 from pgrole_controller.core.privileges.grantee import DatabasePrivileges, Grantee
 from pgrole_controller.core.privileges.object_patterns import CompiledPrivileges, given_by
+from pgrole_controller.core.privileges.observed_database import ObservedDatabase
 from pgrole_controller.core.privileges.privilege_difference import DifferenceClassifier, PrivilegeDifference
-from pgrole_controller.core.privileges.privilege_policy import (
-    DatabaseFacts,
-    Denial,
-    why_not_created_by,
-    why_not_granted,
-)
+from pgrole_controller.core.privileges.privilege_policy import Denial, why_not_created_by, why_not_granted
 
 #: Types of objects in pg_default_acl that a declaration covers.
 DEFAULT_KINDS: Mapping[str, ObjectKind] = {
@@ -53,45 +49,35 @@ class DefaultsComparison:
     def __init__(
         self,
         grantee: Grantee,
-        facts: DatabaseFacts,
+        observed: ObservedDatabase,
         declaration: CompiledPrivileges | None,
         classifier: DifferenceClassifier,
         pending: PendingNames,
     ) -> None:
         self._grantee = grantee
-        self._facts = facts
+        self._observed = observed
         self._declaration = declaration
-        self._former = tuple(_places(one) for one in grantee.former.get(facts.database, ()))
+        self._former = tuple(_places(one) for one in grantee.former.get(observed.facts.database, ()))
         self._classifier = classifier
         self._pending = pending
         self.changes: list[DefaultAclChange] = []
         self.former_held = False
 
-    def compare(
-        self,
-        observed: Sequence[DefaultAcl],
-        roles: Mapping[str, int],
-        schemas: frozenset[str],
-        schema_ids: Mapping[str, ObjectId],
-        *,
-        complete: bool,
-    ) -> None:
-        """`roles`, `schemas`: existing ones. `schema_ids`: as far as known. `complete`: creators that are not in
-        `roles` do not exist.
-        """
+    def compare(self) -> None:
         allowed: dict[DefaultPlace, frozenset[str]] = {}
         denied: dict[DefaultPlace, frozenset[str]] = {}
         if self._declaration is not None:
-            allowed, denied = self._desired(self._declaration.declared, roles, schemas, complete=complete)
+            allowed, denied = self._desired(self._declaration.declared)
         held: dict[DefaultPlace, set[str]] = {}
-        for acl in observed:
+        for acl in self._observed.index.defaults_for(self._grantee.oid):
             if acl.creator != self._grantee.oid:
                 place = acl.place
                 declared, refused = allowed.get(place, frozenset()), denied.get(place, frozenset())
                 held.setdefault(place, set()).update(self._compare_held(acl, declared, refused))
+        schema_ids = self._observed.index.schema_ids
         for place, privileges in sorted(allowed.items()):
             creator_name, schema, _ = place
-            creator = roles[creator_name]
+            creator = self._observed.roles[creator_name]
             where = [ObjectId("pg_default_acl", creator), ObjectId("pg_authid", creator)]
             where += [schema_ids[schema]] if schema in schema_ids else []
             missing = tuple(
@@ -106,9 +92,10 @@ class DefaultsComparison:
                 self._add(creator, place, missing)
 
     def _desired(
-        self, declared: DatabasePrivileges, roles: Mapping[str, int], schemas: frozenset[str], *, complete: bool
+        self, declared: DatabasePrivileges
     ) -> tuple[dict[DefaultPlace, frozenset[str]], dict[DefaultPlace, frozenset[str]]]:
         """Returns what is declared and allowed, and what is declared but denied."""
+        roles, complete = self._observed.roles, self._observed.complete
         allowed: dict[DefaultPlace, frozenset[str]] = {}
         denied: dict[DefaultPlace, frozenset[str]] = {}
         barred: dict[str, bool] = {}
@@ -117,13 +104,13 @@ class DefaultsComparison:
                 if complete:
                     self._pending.add_missing(f"role {name} (createdBy)", _mark_creator(name))
                 continue
-            denial = why_not_created_by(self._grantee, roles[name], name, self._facts)
+            denial = why_not_created_by(self._grantee, roles[name], name, self._observed.facts)
             barred[name] = denial is not None
             if denial is not None:
                 self._pending.add_denied(denial, _mark_creator(name))
         for place, privileges in _places(declared).items():
             name, schema, _ = place
-            if name not in roles or schema not in schemas:
+            if name not in roles or schema not in self._observed.schemas:
                 if complete:
                     self._pending.add_mark(mark_default(label_place(place)), mark_schema(schema), _mark_creator(name))
                 continue
@@ -145,7 +132,7 @@ class DefaultsComparison:
             # Whether a future routine will be SECURITY DEFINER is unknown: it is judged once it exists.
             return True
         future = future_object(DEFAULT_KINDS[object_type], schema, creator, creator_name)
-        denial = why_not_granted(self._grantee, future, privilege, self._facts, literal=False)
+        denial = why_not_granted(self._grantee, future, privilege, self._observed.facts, literal=False)
         if denial is not None:
             label = label_place(place)
             mark = mark_default(label, privilege)

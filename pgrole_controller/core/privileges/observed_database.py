@@ -137,7 +137,7 @@ class ObservedDatabase:
 
     - `acls`: objects with the entries of these grantees; the database itself and schemas included.
     - `defaults`: default privileges for these grantees; None: not read.
-    - `roles`: oids of the existing roles among the declared creators, by name.
+    - `roles`: oids of the existing roles among the declared creators, by name; of all of them if `complete`.
     - `schemas`: every schema that exists.
     - `complete`: `acls` has every object. Otherwise nothing is reported as missing, and only these are decided.
     - `columns`: existing columns of objects that have declared columns; an object left out is one whose columns are
