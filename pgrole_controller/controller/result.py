@@ -74,7 +74,7 @@ class Result:
         due, now = self.next_rotation, self.observed_at
         return Ending(
             outcome,
-            prepared=self.prepares_next,
+            again_at_once=self.prepares_next,
             decided=self.decided,
             gone=self.done_with or self.target.stored is None,
             unconfirmed=self.action is not Action.NOTHING or compared,

@@ -1,6 +1,6 @@
 """Decides about one object: who owns the role, what changes, and which claims are written or released.
 
-`decide` takes the desired and the observed state, and returns a plan or raises Refused or Waiting. It has no memory:
+`decide` takes the desired and the observed state, and returns a plan or raises PgRoleError. It has no memory:
 every reconcile calls it again, and after a plan was applied it returns one without changes.
 
 If the object is refused, its role gains nothing and loses what others granted it. Otherwise, anyone could keep an
@@ -50,7 +50,7 @@ ROUNDS = 4
 def decide(
     desired: Desired, observed: Observed, server: Server, policy: Policy, refusal: PgRoleError | None = None
 ) -> Plan:
-    """Returns the plan for one reconcile. Raises Refused or Waiting if nothing may be done.
+    """Returns the plan for one reconcile. Raises PgRoleError if nothing may be done.
 
     `refusal`: PostgreSQL has rejected the plan for this spec, with this error.
     """

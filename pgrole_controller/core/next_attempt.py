@@ -52,14 +52,14 @@ class FailedWrite:
 class Ending:
     """How a reconcile ended.
 
-    `outcome`: what status reports; None: nothing yet. `prepared`: the prerequisite of the next reconcile is done, or
-    the reconcile was interrupted. `decided`: the role was read, and no error prevented a decision. `gone`: the object
-    does not exist, or may be deleted. `unconfirmed`: the role was changed, or compared with a password that was read
-    some time ago. `rotation_in`: seconds until the password is replaced, None: never.
+    `outcome`: what status reports; None: nothing yet. `again_at_once`: the prerequisite of the next reconcile is done,
+    or the reconcile was interrupted. `decided`: the role was read, and no error prevented a decision. `gone`: the
+    object does not exist, or may be deleted. `unconfirmed`: the role was changed, or compared with a password that was
+    read some time ago. `rotation_in`: seconds until the password is replaced, None: never.
     """
 
     outcome: Outcome | None = None
-    prepared: bool = False
+    again_at_once: bool = False
     decided: bool = False
     gone: bool = False
     unconfirmed: bool = False
@@ -68,7 +68,7 @@ class Ending:
 
 
 #: A reconcile without a result: INTERRUPTED by a cancellation, FAILED with an unexpected error.
-INTERRUPTED = Ending(prepared=True)
+INTERRUPTED = Ending(again_at_once=True)
 FAILED = Ending()
 
 
@@ -87,7 +87,7 @@ def _next_attempt(ending: Ending, contest: Contest | None, now: float) -> NextAt
     outcome = ending.outcome
     if ending.failed is not None:
         return _after_failed_write(ending.failed)
-    if ending.prepared:
+    if ending.again_at_once:
         return RetryAfter(0.0)
     if outcome is not None and outcome.by_databases and not ending.decided:
         return RetryAfter(DATABASES_SECONDS)

@@ -208,7 +208,7 @@ class Schedule:
         return Backlog(len(queue.by_age), now - next(iter(queue.by_age.values())))
 
     def _conclude(self, key: Key, entry: _Entry, item: WorkItem, now: float, result: NextAttempt) -> None:
-        """Returns what follows from the result itself, besides requests that arrived during the reconcile."""
+        """Notes what follows from the result itself, besides requests that arrived during the reconcile."""
         match result:
             case Done():
                 entry.failures = 0

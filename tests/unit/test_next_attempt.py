@@ -44,7 +44,7 @@ def ready(rotation_in: float | None = None, *, unconfirmed: bool = False) -> End
 
 
 def failed(error: WriteError, retry_after: float = 0.0) -> Ending:
-    return Ending(RECONCILED, prepared=True, failed=FailedWrite(error, retry_after))
+    return Ending(RECONCILED, again_at_once=True, failed=FailedWrite(error, retry_after))
 
 
 TABLE: list[tuple[str, Ending, Contest | None, float | None, NextAttempt]] = [
@@ -59,7 +59,7 @@ TABLE: list[tuple[str, Ending, Contest | None, float | None, NextAttempt]] = [
     ("nothing to report yet", Ending(), None, None, Retry()),
     ("unexpected error", FAILED, None, None, Retry()),
     ("interrupted", INTERRUPTED, None, None, RetryAfter(0.0)),
-    ("prerequisite done", Ending(PROGRESSING, prepared=True), None, None, RetryAfter(0.0)),
+    ("prerequisite done", Ending(PROGRESSING, again_at_once=True), None, None, RetryAfter(0.0)),
     ("object gone", Ending(gone=True), None, None, Done()),
     ("object gone, its claim is not released", Ending(CONFLICT, gone=True), None, None, Retry()),
     ("role changed", ready(unconfirmed=True), None, NOW + CONFIRM_SECONDS, RetryAfter(CONFIRM_SECONDS)),

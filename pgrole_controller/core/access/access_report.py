@@ -62,7 +62,7 @@ class EnclosingObjects:
 @dataclass(frozen=True, slots=True)
 class NamedObjects:
     """Objects with the same owner and ACL. `names`: of the first of them, routines with their arguments. `unnamed`:
-    number of further objects, for which it is unknown whether a PgRole declares them.
+    there are more, so it is unknown which of them a PgRole declares.
     """
 
     acl: AccessObject

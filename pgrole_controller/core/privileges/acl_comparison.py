@@ -39,8 +39,8 @@ _NOTHING_DENIED = _Denied()
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """(privilege, column) that are held after the revokes, and that a revoke takes although they are to stay. `again`:
-    those of them that can be granted as they were.
+    """Pairs of privilege and column. `held`: still held after the revokes. `lost`: declared or left alone, but a revoke
+    on the whole table takes it along. `again`: those of `lost` that the controller can grant again as they were.
     """
 
     held: frozenset[tuple[str, str]] = frozenset()

@@ -11,9 +11,11 @@ QUIET_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """A database that is to be served. `placed`: it has a connection of its own. `reachable`: the last attempt to
-    connect succeeded, or `placed` and none has failed; not, for a while after it left its connection to another because
-    none succeeded. `changed_at`: when something last changed there, in seconds.
+    """A database that is to be served. `placed`: it has a connection of its own. `changed_at`: when something last
+    changed there, in seconds.
+
+    `reachable`: if `placed`, no attempt to connect has failed since one succeeded; if not, the last attempt succeeded.
+    A database that gave up its connection because no attempt succeeded counts as unreachable for a while.
     """
 
     name: str
@@ -60,9 +62,9 @@ class TurnKind(IntEnum):
 class PolledDatabase:
     """A database without a connection of its own. Times are on one clock.
 
-    `served_at`: end of its last turn. `due`: its next turn begins no earlier, except one that is asked for from
-    `asked_at` on; none is, if the last turn `failed`. `takes`: a turn and the pause after it, in seconds; 0.0 if
-    the last one failed.
+    `served_at`: when its last turn ended. `due`: when a routine turn may begin, or any, if the last turn `failed`.
+    `asked_at`: when a turn may begin that a change asked for. `takes`: a turn and the pause after it, in seconds; 0.0
+    if the last one failed.
     """
 
     name: str

@@ -137,9 +137,10 @@ class ObservedDatabase:
 
     - `acls`: objects with the entries of these grantees; the database itself and schemas included.
     - `defaults`: default privileges for these grantees; None: not read.
-    - `roles`: oids of the existing roles among the declared creators, by name; of all of them if `complete`.
+    - `roles`: oids of the existing roles among the declared creators, by name.
     - `schemas`: every schema that exists.
-    - `complete`: `acls` has every object. Otherwise nothing is reported as missing, and only these are decided.
+    - `complete`: `acls` has every object, and `roles` every creator that exists. Otherwise nothing is reported as
+      missing, and only these are decided.
     - `columns`: existing columns of objects that have declared columns; an object left out is one whose columns are
       not known.
     - `largest_acl`: number of entries in the largest ACL of a table, view or sequence; 0 if not `complete`.
