@@ -17,6 +17,7 @@ from typing import NamedTuple
 from pgrole_controller.core.backoff import Backoff
 from pgrole_controller.core.diff import Change, Rename, field_names
 from pgrole_controller.core.drift_record import rfc3339
+from pgrole_controller.core.names import cut_end
 from pgrole_controller.core.password import PasswordRecord, PasswordTask, is_due
 from pgrole_controller.core.plan import Action, Plan
 
@@ -68,7 +69,7 @@ class Suspect:
 
 def _quote(text: str) -> str:
     plain = "".join(letter if letter.isprintable() and letter not in '"\\' else "?" for letter in text)
-    return f'"{plain}"' if len(plain) <= _SHOWN else f'"{plain[:_SHOWN]}…"'
+    return f'"{cut_end(plain, _SHOWN)}"'
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,6 +66,11 @@ def count_things(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
+def cut_end(text: str, most: int) -> str:
+    """Returns a text of at most this many characters as it is, or that many of it, and an ellipsis."""
+    return text if len(text) <= most else f"{text[:most]}…"
+
+
 def cut_middle(text: str, most: int) -> str:
     """Returns at most this many characters of a text, without its middle: a message ends with what to do."""
     end = (most - 1) // 2

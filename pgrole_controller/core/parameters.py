@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from pgrole_controller.core.errors import Reason, Refused
+from pgrole_controller.core.names import cut_end
 
 #: GUC_LIST_QUOTE, as in pg_dump's variable_is_guc_list_quote: a fixed list that extensions cannot add to.
 LIST_PARAMETERS = frozenset(
@@ -67,6 +68,8 @@ ALL = "*"
 #: Declared values are shorter, and declared lists have fewer elements. Longer ones are not parsed.
 LONGEST_VALUE = 16_384
 _MOST_ELEMENTS = 2_048
+#: Of a text that is not a valid list, a message shows so many characters.
+_SHOWN = 20
 
 # Names that ALTER ROLE … RESET accepts: words separated by dots, each as long as an identifier may be.
 # The classes list the excluded characters, including surrogates: re compiles these in a tenth of the time.
@@ -127,7 +130,7 @@ def elements(value: str, *, folding: bool = False, strict: bool = False) -> tupl
             raise ValueError(_what_is_wrong(value, place))
         quoted, plain, more = element.groups()
         if strict and '"' in (plain or ""):
-            raise ValueError(f"{_cut(plain)!r} needs double quotes")
+            raise ValueError(f"{cut_end(plain, _SHOWN)!r} needs double quotes")
         found.append(quoted.replace('""', '"') if plain is None else fold(plain) if folding else plain)
         place = element.end()
     return tuple(found)
@@ -179,10 +182,6 @@ def _what_is_wrong(value: str, place: int) -> str:
         end = re.compile(rf'"[^"]*+(?:""[^"]*+)*+"[{_SPACE}]*+').match(rest)
         if end is None:
             return "a closing double quote is missing"
-        return f"a comma is missing before {_cut(rest[end.end() :])!r}"
+        return f"a comma is missing before {cut_end(rest[end.end() :], _SHOWN)!r}"
     name = rest.partition(",")[0].strip(_SPACE)
-    return f"{_cut(name)!r} needs double quotes"
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= 20 else text[:20] + "…"
+    return f"{cut_end(name, _SHOWN)!r} needs double quotes"

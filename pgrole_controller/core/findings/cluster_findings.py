@@ -208,20 +208,27 @@ def _may_be(image: str, version: str) -> bool:
     return tag == version or bool(digest and not tag)
 
 
+def _pod_spec(deployment: Mapping[str, Any]) -> Mapping[str, Any]:
+    return _map(_map(_map(deployment, "spec"), "template"), "spec")
+
+
+def _first_container(deployment: Mapping[str, Any]) -> Mapping[str, Any]:
+    containers = _list(_pod_spec(deployment), "containers")
+    return containers[0] if containers and isinstance(containers[0], dict) else {}
+
+
 def find_image(deployment: Mapping[str, Any]) -> str:
-    containers = _list(_map(_map(_map(deployment, "spec"), "template"), "spec"), "containers")
-    return _text(containers[0], "image") if containers and isinstance(containers[0], dict) else ""
+    return _text(_first_container(deployment), "image")
 
 
 def find_account(deployment: Mapping[str, Any]) -> str:
     """The name of its ServiceAccount."""
-    return _text(_map(_map(_map(deployment, "spec"), "template"), "spec"), "serviceAccountName") or "default"
+    return _text(_pod_spec(deployment), "serviceAccountName") or "default"
 
 
 def find_environment(deployment: Mapping[str, Any]) -> tuple[dict[str, str], tuple[str, ...]]:
     """Variables of its first container that have a literal value, and the ConfigMaps that set others."""
-    containers = _list(_map(_map(_map(deployment, "spec"), "template"), "spec"), "containers")
-    container = containers[0] if containers and isinstance(containers[0], dict) else {}
+    container = _first_container(deployment)
     variables = [one for one in _list(container, "env") if isinstance(one, dict)]
     sources = [one for one in _list(container, "envFrom") if isinstance(one, dict)]
     names = (_text(_map(one, "configMapRef"), "name") for one in sources)

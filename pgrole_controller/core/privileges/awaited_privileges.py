@@ -19,7 +19,7 @@ from heapq import nsmallest
 from typing import TypeAlias
 
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Waiting
-from pgrole_controller.core.names import name_some
+from pgrole_controller.core.names import cut_end, name_some
 from pgrole_controller.core.privileges.acl import DatabaseObject, ObjectKind
 from pgrole_controller.core.privileges.privilege_policy import NOT_MANAGED, Denial, traits_of
 
@@ -161,8 +161,8 @@ class SimilarRoutines:
 
     def __str__(self) -> str:
         """For people, after the name of the missing one."""
-        some = [f"{self.name}({one})" for one in nsmallest(_MOST_SIMILAR, self.arguments)]
-        some = [one if len(one) <= _LONGEST_SIGNATURE else f"{one[:_LONGEST_SIGNATURE]}…" for one in some]
+        few = nsmallest(_MOST_SIMILAR, self.arguments)
+        some = [cut_end(f"{self.name}({one})", _LONGEST_SIGNATURE) for one in few]
         return f" (there is {name_some(some, count=len(self.arguments))})"
 
 
