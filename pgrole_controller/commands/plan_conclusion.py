@@ -165,8 +165,8 @@ class PlanConclusion:
                 notes.append(NOT_COMPARED)
         if spec.privileges and any(isinstance(one, Refused) for one in plan.pending):
             notes.append(_PRIVILEGES_LEFT)
-        if former := observed.former:
-            names = ", ".join(f'"{name}"' for name, _ in former[:_NAMED])
+        if others := observed.other_claims:
+            names = ", ".join(f'"{one.role_name}"' for one in others[:_NAMED])
             notes.append(
                 f"this object has a claim on role {names}: spec.name is immutable, so the API server rejects this "
                 "unless the object is deleted first"

@@ -14,6 +14,7 @@ import anyio
 
 from pgrole_controller.controller.objects import Objects
 from pgrole_controller.controller.session_keeper import SessionKeeper, SessionState
+from pgrole_controller.core.claim import ClaimKey
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.request import Key
@@ -32,7 +33,7 @@ class Orphans:
     def __init__(self) -> None:
         self._after: str | None = ""  # role name of the last claim read; None: every claim was read
         self._claims: deque[tuple[Key, str, str]] = deque()
-        self._keys: dict[tuple[str, str], Key] = {}  # in the current chunk
+        self._keys: dict[ClaimKey, Key] = {}  # in the current chunk
         self._size = CHUNK
 
     @property
@@ -50,16 +51,16 @@ class Orphans:
         self._claims.extend(claims)
         self._after = after
 
-    def take(self, is_orphan: Callable[[Key, str], bool]) -> tuple[tuple[str, str], ...]:
-        """The next chunk, as (role name, uid): claims whose object, with that uid, does not exist now."""
+    def take(self, is_orphan: Callable[[Key, str], bool]) -> tuple[ClaimKey, ...]:
+        """The next chunk: claims whose object, with that uid, does not exist now."""
         self._keys = {}
         while self._claims and len(self._keys) < self._size:
             key, role_name, uid = self._claims.popleft()
             if is_orphan(key, uid):
-                self._keys[role_name, uid] = key
+                self._keys[ClaimKey(role_name, uid)] = key
         return tuple(self._keys)
 
-    def end(self, chunk: Sequence[tuple[str, str]], failure: PgRoleError | None) -> None:
+    def end(self, chunk: Sequence[ClaimKey], failure: PgRoleError | None) -> None:
         """Notes that the chunk's transaction ended. After a failure, smaller chunks follow; a claim that fails alone
         is skipped.
         """

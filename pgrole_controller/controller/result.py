@@ -243,7 +243,7 @@ class Attempt:
     def left_behind(self) -> Plan:
         """Releases what earlier objects of this key claimed under other names."""
         uid = self.target.desired.owner.object_uid if self.target.desired else ""
-        return Plan(role_name="", releases=tuple(former for former in self.observed.former if former[1] != uid))
+        return Plan(role_name="", releases=self.observed.find_left_behind(uid))
 
     def conclude(self) -> Result:
         try:

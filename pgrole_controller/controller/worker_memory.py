@@ -208,7 +208,7 @@ def _depends_on_row_alone(target: Target, server: Server, observed: Observed, de
     if (
         desired.remembered
         or observed.claim.record.digest
-        or observed.former
+        or observed.other_claims
         or desired.role.member_of
         or desired.role.parameters
     ):

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import NamedTuple
 
 from pgrole_controller.core.password import PasswordRecord
 from pgrole_controller.core.privileges.grantee import DatabasePrivileges
@@ -66,6 +67,13 @@ class Claim:
         """Whether the retained role is gone, and another one, with this oid on this server, has its name."""
         there = self.released and oid is not None and self.system_identifier == system_identifier
         return there and oid != self.role_oid
+
+
+class ClaimKey(NamedTuple):
+    """Identifies the claim of an object, by its uid, on the role with a name."""
+
+    role_name: str
+    object_uid: str
 
 
 @dataclass(frozen=True, slots=True)

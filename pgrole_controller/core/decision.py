@@ -84,7 +84,7 @@ def _decide(desired: Desired, observed: Observed, server: Server, policy: Policy
         adjusted = replace(
             adjusted, role=replace(desired_role, password=decided.password), ignore=adjusted.ignore - {"password"}
         )
-    releases = tuple(former for former in observed.former if former[1] != desired.owner.object_uid)
+    releases = observed.find_left_behind(desired.owner.object_uid)
     if claim is None:
         plan = _plan_new(adjusted, observed, server, policy, decided)
     else:
@@ -142,7 +142,7 @@ def _revoke_excess(desired: Desired, observed: Observed, server: Server, policy:
         applied=claim.applied,
         drift=field_names(changes),
         pending=(refusal,),
-        releases=tuple(former for former in observed.former if former[1] != desired.owner.object_uid),
+        releases=observed.find_left_behind(desired.owner.object_uid),
         action=Action.CORRECTED if changes else Action.NOTHING,
         refused=True,
     )
@@ -174,7 +174,7 @@ def _add_reported(refusal: PgRoleError, fields: Sequence[str]) -> PgRoleError:
 
 def decide_absent(observed: Observed) -> Plan:
     """Returns the plan for a key without an object: releases its claims and leaves the roles unchanged."""
-    return Plan(role_name="", releases=observed.former)
+    return Plan(role_name="", releases=observed.other_claims)
 
 
 def _check_name(desired: Desired, observed: Observed, server: Server, policy: Policy) -> None:

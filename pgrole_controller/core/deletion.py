@@ -1,6 +1,6 @@
 """Decides about an object that is being deleted: its role is released unchanged, or emptied and dropped."""
 
-from pgrole_controller.core.claim import Claim
+from pgrole_controller.core.claim import Claim, ClaimKey
 from pgrole_controller.core.diff import Change, Drop, Rename, SetAttribute
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Waiting, WaitingForDatabases
 from pgrole_controller.core.names import matches
@@ -54,7 +54,7 @@ def decide_deletion(desired: Desired, observed: Observed, server: Server, policy
         oid=target.oid if target else None,
         seen_as=target.role.name if target else desired.role.name,
         claim=observed.claim,
-        releases=observed.former,
+        releases=observed.other_claims,
         forget=observed.claim is not None,
         action=Action.DROPPED if target else Action.NOTHING,
     )
@@ -98,7 +98,7 @@ def block_drop(failure: PgRoleError) -> PgRoleError:
 def _release(desired: Desired, observed: Observed, server: Server, policy: Policy, claim: Claim | None) -> Plan:
     """Releases the role unchanged, but gives back a login that was taken away to empty it."""
     if claim is None or claim.released:
-        return Plan(role_name=desired.role.name, releases=observed.former)
+        return Plan(role_name=desired.role.name, releases=observed.other_claims)
     target = _find_without_login(claim, observed, server)
     had = desired.role.login or desired.report_only or "login" in desired.ignore
     if target and had and not desired.suspended and _may_give_back(desired, claim, observed, server, policy):
@@ -109,8 +109,8 @@ def _release(desired: Desired, observed: Observed, server: Server, policy: Polic
             seen_as=target.role.name,
             claim=observed.claim,
         )
-    held = () if observed.claim is None else ((claim.role_name, claim.owner.object_uid),)
-    return Plan(role_name=desired.role.name, releases=(*observed.former, *held))
+    held = () if observed.claim is None else (ClaimKey(claim.role_name, claim.owner.object_uid),)
+    return Plan(role_name=desired.role.name, releases=(*observed.other_claims, *held))
 
 
 def _may_give_back(desired: Desired, claim: Claim, observed: Observed, server: Server, policy: Policy) -> bool:

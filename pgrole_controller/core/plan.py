@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from pgrole_controller.core.approval import Approval
-from pgrole_controller.core.claim import Claim, Generations, Owner
+from pgrole_controller.core.claim import Claim, ClaimKey, Generations, Owner
 from pgrole_controller.core.diff import Change
 from pgrole_controller.core.errors import PgRoleError, Reason, Waiting
 from pgrole_controller.core.password import PasswordRecord, PasswordTask
@@ -117,7 +117,7 @@ class Plan:
     pending: tuple[PgRoleError, ...] = ()
     password_task: PasswordTask | None = None
     reassign: ReassignOwned | None = None
-    releases: tuple[tuple[str, str], ...] = ()
+    releases: tuple[ClaimKey, ...] = ()
     forget: bool = False
     action: Action = Action.NOTHING
     acted_on: Generations | None = None
@@ -131,7 +131,7 @@ class Plan:
     @property
     def released(self) -> tuple[str, ...]:
         """Names of the roles that no object claims any more once the plan is applied."""
-        return tuple(name for name, _ in self.releases) + ((self.role_name,) if self.forget else ())
+        return tuple(one.role_name for one in self.releases) + ((self.role_name,) if self.forget else ())
 
     @property
     def writes(self) -> bool:

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Literal
 
 from pgrole_controller.core.approval import Approval
-from pgrole_controller.core.claim import Claim, Owner, Proof
+from pgrole_controller.core.claim import Claim, ClaimKey, Owner, Proof
 from pgrole_controller.core.connection_secret import Address, DesiredSecret
 from pgrole_controller.core.errors import Refused
 from pgrole_controller.core.password import DesiredPassword, ObservedSecrets, PasswordResult
@@ -140,7 +140,7 @@ class Observed:
 
     - `named`: the role with the desired name.
     - `claimed`: the role with the claim's oid, if that is another one and the claim is not released.
-    - `former`: claims of this namespace and name on other roles, as (role name, uid of the object).
+    - `other_claims`: claims of this namespace and name on other roles.
     - `unheld`: of the databases that only former specs declare, and of those that adoption would make exact: where
       the role has no privileges at all.
     - `owned`: oids of the roles that the object's namespace claims, if the object may take over an existing role.
@@ -152,7 +152,7 @@ class Observed:
     named: ObservedRole | None = None
     claimed: ObservedRole | None = None
     claim: Claim | None = None
-    former: tuple[tuple[str, str], ...] = ()
+    other_claims: tuple[ClaimKey, ...] = ()
     dependents: tuple[Dependents, ...] = ()
     sessions: int = 0
     new_owner: NewOwner | None = None
@@ -162,3 +162,7 @@ class Observed:
     at: datetime = _BEFORE
     iterations: int = LEAST_ITERATIONS
     row: tuple[object, ...] = field(default=(), compare=False, repr=False)
+
+    def find_left_behind(self, object_uid: str) -> tuple[ClaimKey, ...]:
+        """Returns the other claims that are not this object's: earlier objects of its name left them."""
+        return tuple(one for one in self.other_claims if one.object_uid != object_uid)

@@ -10,7 +10,7 @@ from datetime import datetime
 from itertools import groupby
 from operator import itemgetter
 
-from pgrole_controller.core.claim import Claim, Generations, Owner
+from pgrole_controller.core.claim import Claim, ClaimKey, Generations, Owner
 from pgrole_controller.core.contest import Suspect
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.parameters import Parameters, hidden_contexts, read_settings
@@ -238,18 +238,18 @@ def _observed(rows: Sequence[Row], *, claims: bool) -> Observed:
         named=_found(named[0]) if named else None,
         claimed=_found(claimed[0]) if claimed else None,
         claim=_claim(first) if claims else None,
-        former=_former(first) if claims else (),
+        other_claims=_other_claims(first) if claims else (),
         at=first.get("at", datetime),
         iterations=first.find("scram_iterations", int) or LEAST_ITERATIONS,  # fixed before PostgreSQL 16
         row=first.content(_PASSING) if len(rows) == 1 else (),
     )
 
 
-def _former(row: Row) -> tuple[tuple[str, str], ...]:
+def _other_claims(row: Row) -> tuple[ClaimKey, ...]:
     pairs = row.some("former", list)
     if any(len(pair) != 2 or not all(type(text) is str for text in pair) for pair in pairs):
         raise row.wrong("former")
-    return tuple((name, uid) for name, uid in pairs)
+    return tuple(ClaimKey(name, uid) for name, uid in pairs)
 
 
 def _found(row: Row) -> ObservedRole:

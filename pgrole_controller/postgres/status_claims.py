@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from heapq import nsmallest
 from operator import attrgetter
 
-from pgrole_controller.core.claim import Claim, Owner
+from pgrole_controller.core.claim import Claim, ClaimKey, Owner
 from pgrole_controller.core.ddl import literal, seen_name, statements
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.password import PasswordRecord
@@ -149,10 +149,10 @@ class StatusClaims:
         claim = self._claims.get(self._holders.get(oid, ""))
         return None if claim is None or claim.released else claim
 
-    def former(self, key: Key, role_name: str) -> tuple[tuple[str, str], ...]:
-        """The object's claims on other role names, as (role name, uid of the object)."""
+    def find_others(self, key: Key, role_name: str) -> tuple[ClaimKey, ...]:
+        """The object's claims on other role names."""
         claims = [self._claims[name] for name in sorted(self._names.get(key, ())) if name != role_name]
-        return tuple((claim.role_name, claim.owner.object_uid) for claim in claims if not claim.released)
+        return tuple(ClaimKey(claim.role_name, claim.owner.object_uid) for claim in claims if not claim.released)
 
     def held(self) -> list[HeldClaim]:
         """The claims that are not released."""
@@ -177,7 +177,7 @@ class StatusClaims:
         return replace(
             observed,
             claim=self.get(role_name),
-            former=self.former(key, role_name),
+            other_claims=self.find_others(key, role_name),
             named=self._add_holder(role_name, observed.named),
             claimed=self._add_holder(role_name, observed.claimed),
         )

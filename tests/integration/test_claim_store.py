@@ -7,7 +7,7 @@ import anyio
 import pytest
 import pytest_asyncio
 
-from pgrole_controller.core.claim import Claim, Owner
+from pgrole_controller.core.claim import Claim, ClaimKey, Owner
 from pgrole_controller.core.diff import Create, Rename, SetAttribute
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.password import PasswordRecord
@@ -122,7 +122,7 @@ async def test_an_unclaimed_role_is_read_without_a_claim(scene: ClaimScene) -> N
     await scene.hand.execute("CREATE ROLE app")
     observed = await scene.read("app")
     assert observed.named is not None
-    assert (observed.claim, observed.former, observed.named.held_by) == (None, (), None)
+    assert (observed.claim, observed.other_claims, observed.named.held_by) == (None, (), None)
     assert await scene.claims.read_held(scene.home) == ([], None)
 
 
@@ -137,8 +137,8 @@ async def test_roles_are_returned_in_the_order_of_the_request(scene: ClaimScene)
 
 async def test_the_objects_claim_under_another_name_is_reported_as_former(scene: ClaimScene) -> None:
     await scene.create()
-    assert (await scene.read("second")).former == (("app", "uid-app"),)
-    assert (await scene.read("second", OTHER_KEY)).former == ()
+    assert (await scene.read("second")).other_claims == (("app", "uid-app"),)
+    assert (await scene.read("second", OTHER_KEY)).other_claims == ()
 
 
 async def test_a_renamed_role_is_found_by_its_claim_and_held_under_its_new_name(scene: ClaimScene) -> None:
@@ -165,7 +165,7 @@ async def test_a_plan_that_ignores_another_objects_claim_is_refused(scene: Claim
 
 async def test_a_plan_is_refused_after_another_object_took_the_claim(scene: ClaimScene) -> None:
     claim = await scene.create()
-    assert await scene.apply(Plan("", releases=(("app", "uid-app"),))) == [""]
+    assert await scene.apply(Plan("", releases=(ClaimKey("app", "uid-app"),))) == [""]
     assert await scene.apply(change(await scene.claim(), Plan("app", owner=OTHER, applied="sha256:2"))) == [""]
     taken = await scene.claim()
     plan = change(claim, Plan("app", (SetAttribute("app", "login", True),), owner=OWNER, applied="sha256:3"))
@@ -224,7 +224,7 @@ async def test_privileges_are_kept_across_owners_until_they_are_cleared(scene: C
     assert (await scene.claim()).privileges == (kept if in_rows else {})
     drifted = Plan("app", owner=OWNER, applied="sha256:2", drift=("login",))
     assert await scene.apply(change(await scene.claim(), drifted)) == [""]
-    assert await scene.apply(Plan("", releases=(("app", "uid-app"),))) == [""]
+    assert await scene.apply(Plan("", releases=(ClaimKey("app", "uid-app"),))) == [""]
     assert await scene.apply(change(await scene.claim(), Plan("app", owner=OTHER, applied="sha256:3"))) == [""]
     assert (await scene.claim()).privileges == (kept if in_rows else {})
     if in_rows:
@@ -267,7 +267,7 @@ async def test_the_roles_of_a_namespace_are_those_that_it_claims(scene: ClaimSce
         ("lake", "ns-2"): {second.role_oid},
         ("lake", "ns-0"): frozenset(),
     }
-    assert await scene.apply(Plan("", releases=(("app", "uid-app"),))) == [""]
+    assert await scene.apply(Plan("", releases=(ClaimKey("app", "uid-app"),))) == [""]
     assert (await scene.claims.read_namespace_roles(scene.home, asked[:1]))[asked[0]] == frozenset()
 
 
@@ -286,12 +286,12 @@ async def test_a_new_owner_starts_without_the_former_owners_drift_and_password_s
 
 async def test_a_released_claim_records_the_owner_and_holds_nothing(scene: ClaimScene) -> None:
     claim = await scene.create()
-    assert await scene.apply(Plan("", releases=(("app", "uid-stranger"),))) == [""]
+    assert await scene.apply(Plan("", releases=(ClaimKey("app", "uid-stranger"),))) == [""]
     assert await scene.claim() == claim
-    assert await scene.apply(Plan("", releases=(("app", "uid-app"),))) == [""]
+    assert await scene.apply(Plan("", releases=(ClaimKey("app", "uid-app"),))) == [""]
     assert await scene.claim() == replace(claim, released=True)
     assert await scene.claims.read_held(scene.home) == ([], None)
-    assert (await scene.read("second")).former == ()
+    assert (await scene.read("second")).other_claims == ()
     assert await scene.apply(change(await scene.claim(), Plan("app", owner=OWNER, applied="sha256:1"))) == [""]
     assert await scene.claim() == claim
 
@@ -302,7 +302,7 @@ async def test_a_renamed_role_is_found_by_its_oid_until_its_claim_is_released(sc
     claimed = (await scene.read("app")).claimed
     assert claimed is not None
     assert (claimed.oid, claimed.role.name) == (claim.role_oid, "renamed")
-    assert await scene.apply(Plan("", releases=(("app", "uid-app"),))) == [""]
+    assert await scene.apply(Plan("", releases=(ClaimKey("app", "uid-app"),))) == [""]
     for name, named in (("app", False), ("renamed", True)):
         observed = await scene.read(name)
         assert (observed.named is not None, observed.claimed) == (named, None)
@@ -324,7 +324,7 @@ async def test_a_rename_moves_the_claim_to_the_new_name(scene: ClaimScene) -> No
         None,
         OWNER,
         "sha256:2",
-        releases=(("app", "uid-app"),),
+        releases=(ClaimKey("app", "uid-app"),),
     )
     assert await scene.apply(plan) == [""]
     moved = await scene.claim("second")
@@ -339,7 +339,7 @@ async def test_a_new_owner_is_read_with_the_namespace_that_claims_it(scene: Clai
         "app": NewOwner(claim.role_oid, (CLUSTER, "shop", "ns-uid")),
         "second": NewOwner(await role_oid(scene.hand, "second")),
     }
-    assert await scene.apply(Plan("", releases=(("app", "uid-app"),))) == [""]
+    assert await scene.apply(Plan("", releases=(ClaimKey("app", "uid-app"),))) == [""]
     assert (await scene.claims.read_new_owners(scene.home, ["app"]))["app"] == NewOwner(claim.role_oid)
 
 

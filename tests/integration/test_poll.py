@@ -10,7 +10,7 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
-from pgrole_controller.core.claim import Claim, Owner
+from pgrole_controller.core.claim import Claim, ClaimKey, Owner
 from pgrole_controller.core.diff import Create, SetAttribute
 from pgrole_controller.core.errors import Reason, Refused, Transient
 from pgrole_controller.core.password import PasswordRecord
@@ -279,7 +279,7 @@ class TestWithoutSchema:
         assert there.named is not None
         assert there.named.reaches == ("big",)
         assert same.named == there.named
-        assert (same.claim, same.former, same.claimed) == (None, (), None)
+        assert (same.claim, same.other_claims, same.claimed) == (None, (), None)
 
     async def test_a_created_role_is_claimed_by_its_oid_and_read_with_its_claim(self, connection: Connection) -> None:
         status_claims, identity = StatusClaims(), await identify(connection)
@@ -294,7 +294,7 @@ class TestWithoutSchema:
         assert observations[0].named is not None
         assert (claim.role_oid, claim.owner, claim.applied) == (observations[0].named.oid, OWNER, "sha256:x")
         assert observations[0].named.role.password == UNSEEN
-        assert observations[1].former == (("app", "uid-1"),)
+        assert observations[1].other_claims == (("app", "uid-1"),)
 
     async def test_a_renamed_role_is_found_by_its_claim_and_held_under_its_new_name(
         self, connection: Connection, hand: Connection
@@ -364,7 +364,7 @@ class TestWithoutSchema:
         assert claim is not None
         assert (claim.drift_count, claim.last_drift_fields, claim.record) == (1, ("login",), PasswordRecord("s"))
         assert status_claims.held() == [(KEY, "app", "uid-1")]
-        await self.bring_in(connection, status_claims, Plan("", releases=(("app", "uid-1"),)))
+        await self.bring_in(connection, status_claims, Plan("", releases=(ClaimKey("app", "uid-1"),)))
         assert status_claims.held() == []
         assert status_claims.holder(claim.role_oid) is None
         released = status_claims.get("app")

@@ -8,7 +8,7 @@ import pytest
 
 from pgrole_controller.controller.objects import Target
 from pgrole_controller.controller.result import Attempt
-from pgrole_controller.core.claim import Claim, Owner, Proof
+from pgrole_controller.core.claim import Claim, ClaimKey, Owner, Proof
 from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.contest import Contests
 from pgrole_controller.core.deletion import (
@@ -287,7 +287,7 @@ class TestDecidingRetain:
     def test_only_an_error_that_soon_passes_delays_a_release(self, error: PgRoleError, let_go: bool) -> None:
         for asked in (self.asked, desired()):
             attempt = Attempt(Target(Key("shop", "app"), None, asked), Contests())
-            plan = Plan("app", releases=(("app", "uid-1"),))
+            plan = Plan("app", releases=(ClaimKey("app", "uid-1"),))
             attempt.observe(see(), plan, SERVER)
             attempt.end(plan, error)
             assert attempt.conclude().done_with is (let_go and not asked.drop)
@@ -295,8 +295,8 @@ class TestDecidingRetain:
     def test_claims_of_earlier_objects_are_released_though_the_present_one_is_refused(self) -> None:
         asked = desired()
         attempt = Attempt(Target(Key("shop", "app"), None, asked), Contests())
-        former = (("former", "uid-of-an-earlier-object"), ("app", asked.owner.object_uid))
-        attempt.observe(replace(see(), former=former), Refused(Reason.NOT_ALLOWED, "no"), SERVER)
+        others = (ClaimKey("former", "uid-of-an-earlier-object"), ClaimKey("app", asked.owner.object_uid))
+        attempt.observe(replace(see(), other_claims=others), Refused(Reason.NOT_ALLOWED, "no"), SERVER)
         assert attempt.left_behind.releases == (("former", "uid-of-an-earlier-object"),)
 
     @pytest.mark.parametrize(

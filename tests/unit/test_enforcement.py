@@ -7,7 +7,7 @@ import pytest
 
 from pgrole_controller.controller.objects import Target
 from pgrole_controller.controller.reconcile import _decide
-from pgrole_controller.core.claim import Claim, Generations, Owner
+from pgrole_controller.core.claim import Claim, ClaimKey, Generations, Owner
 from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.decision import decide
 from pgrole_controller.core.diff import Create, SetAttribute, SetParameter, set_password
@@ -198,14 +198,14 @@ class TestWithheldActions:
                 away(desired(adopt=True), observed)
 
     def test_claims_of_an_object_that_appears_deleted_are_not_released(self) -> None:
-        request, observed = Target(Key("shop", "gone"), None), Observed(former=(("old", "uid-0"),))
+        request, observed = Target(Key("shop", "gone"), None), Observed(other_claims=(ClaimKey("old", "uid-0"),))
         here, there = _decide(request, observed, HERE), _decide(request, observed, AWAY)
         assert isinstance(here, Plan)
         assert here.writes
         assert isinstance(there, Transient)
 
     def test_claims_of_former_names_are_not_released(self) -> None:
-        plan = away(desired(), Observed(named=DRIFTED, claim=claim(), former=(("old", "uid-0"),)))
+        plan = away(desired(), Observed(named=DRIFTED, claim=claim(), other_claims=(ClaimKey("old", "uid-0"),)))
         assert plan.releases == ()
 
     def test_a_group_that_appeared_meanwhile_is_not_joined(self) -> None:

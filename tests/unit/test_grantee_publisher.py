@@ -17,7 +17,7 @@ from pgrole_controller.controller.privileges.grantees import Grantees
 from pgrole_controller.controller.reconcile import _decide
 from pgrole_controller.controller.result import Attempt, Result
 from pgrole_controller.controller.server_config import ServerConfig
-from pgrole_controller.core.claim import Claim, Generations, Owner
+from pgrole_controller.core.claim import Claim, ClaimKey, Generations, Owner
 from pgrole_controller.core.connection_secret import Address, DesiredSecret
 from pgrole_controller.core.contest import Contests
 from pgrole_controller.core.errors import Reason, Refused, Transient
@@ -511,7 +511,7 @@ class TestNamespaceRoles:
         scene.session = GranteeSession(OID, OID + 1)
         await scene.reconcile(target(ORDERS), see({"orders": (ORDERS,)}))
         scene.session = GranteeSession(OID)
-        plan = Plan("", releases=(("other", "uid-other"),))
+        plan = Plan("", releases=(ClaimKey("other", "uid-other"),))
         await scene.reconcile(Target(OTHER, None), Observed(), SERVER, plan)
         assert [one.owned for one in scene.grantees.published("main")] == [{OID}]
         assert scene.session.asked == [("shop", "ns-uid")]

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from pgrole_controller.core.claim import Claim, Generations, Owner, Proof
+from pgrole_controller.core.claim import Claim, ClaimKey, Generations, Owner, Proof
 from pgrole_controller.core.connection_secret import Address, DesiredSecret
 from pgrole_controller.core.decision import decide, decide_absent
 from pgrole_controller.core.diff import Create, Drop, GrantMembership, Rename, SetAttribute
@@ -452,8 +452,8 @@ class TestTheEnd:
         assert plan.forget
 
     def test_a_deleted_object_releases_all_its_claims(self) -> None:
-        assert decide_absent(Observed(former=(("app", "uid-1"),))).releases == (("app", "uid-1"),)
+        assert decide_absent(Observed(other_claims=(ClaimKey("app", "uid-1"),))).releases == (("app", "uid-1"),)
 
     def test_a_name_claimed_by_an_earlier_object_of_the_same_key_is_released(self) -> None:
-        plan = look(desired(), Observed(named=FOUND, claim=claim(), former=(("old_app", "uid-0"),)))
+        plan = look(desired(), Observed(named=FOUND, claim=claim(), other_claims=(ClaimKey("old_app", "uid-0"),)))
         assert plan.releases == (("old_app", "uid-0"),)
