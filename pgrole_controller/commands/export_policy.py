@@ -11,9 +11,9 @@ from pgrole_controller.core.policy import (
     Policy,
     References,
     check_desired,
-    check_holds,
     check_memberships,
     check_parameters,
+    check_within_policy,
     is_only_for_superusers,
 )
 from pgrole_controller.core.role import ObservedRole, Role
@@ -24,13 +24,13 @@ def find_refusal(found: ObservedRole, document: Mapping[str, Any], policy: Polic
     desired = desired_role_of(read_pgrole(dict(document)))
     try:
         if found.reaches:  # whatever the object declares
-            check_holds(policy, found, action="adoption", references=references)
+            check_within_policy(policy, found, action="adoption", references=references)
         check_desired(policy, desired)
         check_memberships(policy, desired, references)
         check_parameters(policy, desired, references)
         if not policy.adopt:
             return "the server's policy does not allow adoption: ask the server's administrator for allow.adopt"
-        check_holds(policy, found, action="adoption", references=references)
+        check_within_policy(policy, found, action="adoption", references=references)
     except Refused as refusal:
         return refusal.message
     return ""

@@ -11,7 +11,7 @@ from pgrole_controller.core.adoption import find_adoptee
 from pgrole_controller.core.ddl import NAME_BYTES
 from pgrole_controller.core.deletion import find_role_to_drop
 from pgrole_controller.core.errors import NOT_UTF8, PgRoleError
-from pgrole_controller.core.ownership import find_held
+from pgrole_controller.core.ownership import find_certain_role
 from pgrole_controller.core.parameters import ALL
 from pgrole_controller.core.privileges.kept_privileges import find_former
 from pgrole_controller.core.state import Observed, Server
@@ -105,7 +105,7 @@ def _ask_held(server: Server, target: Target, observed: Observed) -> HeldQuestio
     desired = target.desired
     if desired is None:
         return None
-    held = find_held(observed.claim, observed, server)
+    held = find_certain_role(observed.claim, observed, server)
     if held is not None and observed.claim is not None:
         former = find_former(desired, observed.claim.privileges) & observed.references.databases
         return HeldQuestion(held.oid, former) if former else None

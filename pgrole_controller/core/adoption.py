@@ -12,7 +12,7 @@ from pgrole_controller.core.claim import Claim
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient
 from pgrole_controller.core.names import name_some, quote_some, spell_name
 from pgrole_controller.core.ownership import find_own_claim
-from pgrole_controller.core.policy import Policy, check_admitted, check_holds, protection
+from pgrole_controller.core.policy import Policy, check_admitted, check_within_policy, protection
 from pgrole_controller.core.privileges.grantee import Grantee, Takeover
 from pgrole_controller.core.privileges.kept_privileges import find_answer, find_former, former_of, grantee_of
 from pgrole_controller.core.privileges.privilege_policy import find_problems
@@ -176,5 +176,5 @@ def check_adoption(
             Reason.NOT_ALLOWED,
             "the server's policy does not allow adoption: ask the server's administrator for allow.adopt",
         )
-    check_holds(policy, named, action="adoption", references=observed.references)
+    check_within_policy(policy, named, action="adoption", references=observed.references)
     check_held_privileges(held, named, action="adoption")

@@ -23,7 +23,14 @@ from pgrole_controller.core.diff import Change, describe_cascades, diff, field_n
 from pgrole_controller.core.enforcement import check_enforceable, has_same_spec, keep_applied, note_generations
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused
 from pgrole_controller.core.maintained import digest_maintained, excess_changes, without_ignored, without_missing
-from pgrole_controller.core.ownership import check_held, find_held, find_own_claim, find_target, had_role, proves
+from pgrole_controller.core.ownership import (
+    check_name_free,
+    find_certain_role,
+    find_own_claim,
+    find_target,
+    had_role,
+    proves,
+)
 from pgrole_controller.core.password import PasswordOrigin, PasswordRecord
 from pgrole_controller.core.password_rules import PasswordDecision, decide_password
 from pgrole_controller.core.plan import Action, Plan
@@ -32,10 +39,10 @@ from pgrole_controller.core.policy import (
     References,
     check_admitted,
     check_desired,
-    check_holds,
     check_memberships,
     check_parameters,
     check_protected,
+    check_within_policy,
     limit_to_policy,
 )
 from pgrole_controller.core.privileges.kept_privileges import keep_privileges
@@ -67,7 +74,7 @@ def _decide(desired: Desired, observed: Observed, server: Server, policy: Policy
     if desired.suspended:
         raise Refused(Reason.SUSPENDED, "spec.suspend is true: the controller neither compares nor changes the role")
     _check_name(desired, observed, server, policy)
-    check_held(observed)
+    check_name_free(observed)
     refusal = refusal or desired.refusal or _find_refusal(policy, desired.role, observed.references)
     if refusal is not None:
         return _revoke_excess(desired, observed, server, policy, refusal)
@@ -119,7 +126,7 @@ def _revoke_excess(desired: Desired, observed: Observed, server: Server, policy:
         claim = find_own_claim(desired, observed, server)
     except Refused:
         claim = None  # another object's claim: touch nothing
-    target = find_held(claim, observed, server)
+    target = find_certain_role(claim, observed, server)
     if claim is not None and observed.claim is None:
         target = _take_back(desired, claim, observed, server, policy, refusal)
     if claim is None or target is None:
@@ -229,7 +236,7 @@ def _blocks(rival: Rival, observed: Observed) -> bool:
     try:
         _check_policy(rival.policy, rival.role, observed.references)
         if observed.named:
-            check_holds(rival.policy, observed.named, action="adoption", references=observed.references)
+            check_within_policy(rival.policy, observed.named, action="adoption", references=observed.references)
     except PgRoleError:
         return False
     return observed.named is None or (rival.adopt and rival.policy.adopt)

@@ -4,7 +4,7 @@ from pgrole_controller.core.claim import Claim, ClaimKey
 from pgrole_controller.core.diff import Change, Drop, Rename, SetAttribute
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Waiting, WaitingForDatabases
 from pgrole_controller.core.names import matches
-from pgrole_controller.core.ownership import check_held, find_own_claim, find_target
+from pgrole_controller.core.ownership import check_name_free, find_own_claim, find_target
 from pgrole_controller.core.plan import Action, Plan, ReassignOwned
 from pgrole_controller.core.policy import Policy, check_admitted, check_protected, protection, reaches_beyond
 from pgrole_controller.core.privileges.kept_privileges import (
@@ -158,7 +158,7 @@ def _check_role(desired: Desired, observed: Observed, server: Server, policy: Po
     check_admitted(policy, desired.role.name)
     found = [one for one in (observed.named, observed.claimed) if one]
     check_protected(policy, desired.role.name, found, server.own_roles)
-    check_held(observed)
+    check_name_free(observed)
 
 
 def _after_revocation(

@@ -3,7 +3,7 @@
 from pgrole_controller.core.claim import Claim, Owner, Proof
 from pgrole_controller.core.errors import Reason, Refused
 from pgrole_controller.core.password import PasswordRecord
-from pgrole_controller.core.policy import Policy, check_holds, without_allowed
+from pgrole_controller.core.policy import Policy, check_within_policy, without_allowed
 from pgrole_controller.core.role import ObservedRole
 from pgrole_controller.core.state import Desired, Observed, Server
 
@@ -12,7 +12,7 @@ from pgrole_controller.core.state import Desired, Observed, Server
 ANY_NAMESPACE = ""
 
 
-def check_held(observed: Observed) -> None:
+def check_name_free(observed: Observed) -> None:
     """Raises Refused if the name belongs to another object's renamed role; a rename does not change ownership."""
     named = observed.named
     if named and named.held_by:
@@ -96,7 +96,7 @@ def proves(proof: Proof, named: ObservedRole, server: Server) -> bool:
     return (proof.role_name, proof.role_oid, proof.system_identifier) == seen
 
 
-def find_held(claim: Claim | None, observed: Observed, server: Server) -> ObservedRole | None:
+def find_certain_role(claim: Claim | None, observed: Observed, server: Server) -> ObservedRole | None:
     """Returns the role that certainly belongs to the object, by a claim on this very oid; else None."""
     if (
         claim is None
@@ -130,5 +130,5 @@ def find_target(claim: Claim, observed: Observed, server: Server, policy: Policy
             f'(oid {named.oid}) now has the name "{named.role.name}": rename or drop one of them',
         )
     if named:
-        check_holds(policy, without_allowed(policy, named, observed.references), action="taking the role back")
+        check_within_policy(policy, without_allowed(policy, named, observed.references), action="taking the role back")
     return named

@@ -118,7 +118,9 @@ def check_protected(policy: Policy, name: str, found: Iterable[ObservedRole], ow
             raise Refused(Reason.PROTECTED, f'role "{role_name}" is {why}: PgRoles cannot change, adopt or drop it')
 
 
-def check_holds(policy: Policy, found: ObservedRole, *, action: str, references: References | None = None) -> None:
+def check_within_policy(
+    policy: Policy, found: ObservedRole, *, action: str, references: References | None = None
+) -> None:
     """Raises Refused if the role holds something that no object of this namespace may declare. `action`: the message's
     first words.
 

@@ -20,7 +20,7 @@ from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core.adoption import find_adoptee
 from pgrole_controller.core.deletion import may_revoke
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused
-from pgrole_controller.core.ownership import find_held, find_own_claim
+from pgrole_controller.core.ownership import find_certain_role, find_own_claim
 from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.policy import Policy, protection
 from pgrole_controller.core.privileges.granted_privileges import GrantedPrivileges
@@ -265,7 +265,7 @@ def _find_role(desired: Desired, observed: Observed, server: Server) -> Observed
         claim = find_own_claim(desired, observed, server)
     except Refused:
         return None
-    return find_held(claim, observed, server)
+    return find_certain_role(claim, observed, server)
 
 
 def _is_to_be_emptied(one: Attempt, server: Server) -> bool:
