@@ -35,7 +35,7 @@ from pgrole_controller.core.password import DesiredPassword, PasswordOrigin
 from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.policy import Policy
 from pgrole_controller.core.privileges.grantee import Grantee
-from pgrole_controller.core.privileges.kept_privileges import find_former, grantee_of, unite
+from pgrole_controller.core.privileges.kept_privileges import former_databases, grantee_of, unite
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.simulation import SimulatedObject, simulate
 from pgrole_controller.core.state import Desired, Observed
@@ -273,7 +273,7 @@ class _ServerPlan:
         except Refused:
             return None
         known = claim.privileges if claim else {}
-        forgotten = find_former(desired, known) & observed.unheld
+        forgotten = former_databases(desired, known) & observed.unheld
         left = {name: some for name, some in known.items() if name not in forgotten}
         kept = unite(desired.privileges or {}, left if self._server.keeps_privileges else {})
         made = grantee_of(desired, kept, case.oid(plan))

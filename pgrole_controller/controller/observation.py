@@ -13,7 +13,7 @@ from pgrole_controller.core.deletion import find_role_to_drop
 from pgrole_controller.core.errors import NOT_UTF8, PgRoleError
 from pgrole_controller.core.ownership import find_certain_role
 from pgrole_controller.core.parameters import ALL
-from pgrole_controller.core.privileges.kept_privileges import find_former
+from pgrole_controller.core.privileges.kept_privileges import former_databases
 from pgrole_controller.core.state import Observed, Server
 from pgrole_controller.postgres.catalog import ReferencedNames
 from pgrole_controller.postgres.server_catalog import HeldQuestion
@@ -107,7 +107,7 @@ def _ask_held(server: Server, target: Target, observed: Observed) -> HeldQuestio
         return None
     held = find_certain_role(observed.claim, observed, server)
     if held is not None and observed.claim is not None:
-        former = find_former(desired, observed.claim.privileges) & observed.references.databases
+        former = former_databases(desired, observed.claim.privileges) & observed.references.databases
         return HeldQuestion(held.oid, former) if former else None
     if observed.named is not None and desired.privileges and not desired.terminating:
         return HeldQuestion(observed.named.oid, frozenset(desired.privileges), served=True)

@@ -14,7 +14,7 @@ from pgrole_controller.core.names import name_some, quote_some, spell_name
 from pgrole_controller.core.ownership import find_own_claim
 from pgrole_controller.core.policy import Policy, check_admitted, check_within_policy, protection
 from pgrole_controller.core.privileges.grantee import Grantee, Takeover
-from pgrole_controller.core.privileges.kept_privileges import find_answer, find_former, former_of, grantee_of
+from pgrole_controller.core.privileges.kept_privileges import find_answer, former_databases, former_of, grantee_of
 from pgrole_controller.core.privileges.privilege_policy import find_problems
 from pgrole_controller.core.role import ObservedRole
 from pgrole_controller.core.state import Desired, Observed, Server
@@ -105,7 +105,7 @@ def collect_held(adoptee: Grantee, desired: Desired, observed: Observed, server:
     claim = observed.claim
     lost = claim is None or claim.is_of_lost_role(adoptee.oid, server.system_identifier)
     kept = {} if claim is None or lost else claim.privileges
-    former = tuple(sorted(find_former(desired, kept) & observed.references.databases))
+    former = tuple(sorted(former_databases(desired, kept) & observed.references.databases))
     return HeldInDatabases(tuple(revoked), revoked_count, tuple(beyond), beyond_count, unknown, former)
 
 

@@ -10,9 +10,9 @@ from pgrole_controller.core.policy import Policy, check_admitted, check_protecte
 from pgrole_controller.core.privileges.kept_privileges import (
     NOTHING,
     KeptPrivileges,
+    answered_for,
     find_answer,
     grantee_of,
-    held_by,
     unconfirmed,
     unite,
     write_kept,
@@ -169,7 +169,7 @@ def _after_revocation(
     WaitingForDatabases until then.
     """
     lost = observed.claim is None
-    kept = unite(desired.privileges or {}, NOTHING) if lost else held_by(observed.claim, desired, server)
+    kept = unite(desired.privileges or {}, NOTHING) if lost else answered_for(observed.claim, desired, server)
     same_role = claim.system_identifier == server.system_identifier and claim.role_oid == target.oid
     if not kept or not same_role:
         return None

@@ -25,7 +25,7 @@ from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.policy import Policy, protection
 from pgrole_controller.core.privileges.granted_privileges import GrantedPrivileges
 from pgrole_controller.core.privileges.grantee import Grantee, Refusal
-from pgrole_controller.core.privileges.kept_privileges import KeptPrivileges, former_of, grantee_of, held_by
+from pgrole_controller.core.privileges.kept_privileges import KeptPrivileges, answered_for, former_of, grantee_of
 from pgrole_controller.core.privileges.privilege_policy import find_problems
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.role import ObservedRole
@@ -197,7 +197,7 @@ def _find_grantee(one: Attempt, before: Grantee | None, server: Server) -> Grant
         return None if server.away else find_adoptee(desired, observed, server, one.target.policy)
     if before is not None and (before.uid, before.oid, before.adoptee) != (desired.owner.object_uid, role.oid, None):
         before = None
-    kept = held_by(observed.claim, desired, server)
+    kept = answered_for(observed.claim, desired, server)
     made = grantee_of(desired, kept, role.oid)
     # other objects' databases were asked about with these
     templates = observed.references.templates & frozenset(made.databases)

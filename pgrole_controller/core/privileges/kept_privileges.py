@@ -100,7 +100,7 @@ def _merge(one: DatabasePrivileges, other: DatabasePrivileges) -> DatabasePrivil
     )
 
 
-def find_former(desired: Desired, kept: KeptPrivileges) -> frozenset[str]:
+def former_databases(desired: Desired, kept: KeptPrivileges) -> frozenset[str]:
     """Returns the databases that only former specs declare."""
     return frozenset(kept) - frozenset(() if desired.terminating else desired.privileges or ())
 
@@ -115,7 +115,7 @@ def explain_former(database: str, error: PgRoleError) -> PgRoleError:
     return kind(error.reason, message)
 
 
-def held_by(claim: Claim | None, desired: Desired, server: Server) -> KeptPrivileges:
+def answered_for(claim: Claim | None, desired: Desired, server: Server) -> KeptPrivileges:
     """Returns what the object must answer for. Where claims hold no privileges, that is its declaration."""
     if not server.keeps_privileges:
         return unite(desired.privileges or {}, NOTHING)
