@@ -38,7 +38,7 @@ def find_adoptee(desired: Desired, observed: Observed, server: Server, policy: P
         check_admitted(policy, desired.role.name)
     except Refused:
         return None
-    if named.held_by or protection(policy, named.role.name, named.oid, server.own_roles):
+    if named.owner_elsewhere or protection(policy, named.role.name, named.oid, server.own_roles):
         return None
     return _make_adoptee(desired, named, observed, policy, claim)
 

@@ -135,7 +135,7 @@ def _find_without_login(claim: Claim, observed: Observed, server: Server) -> Obs
         (
             one
             for one in (observed.named, observed.claimed)
-            if one and one.oid == claim.role_oid and not one.held_by and not one.role.login
+            if one and one.oid == claim.role_oid and not one.owner_elsewhere and not one.role.login
         ),
         None,
     )

@@ -15,10 +15,10 @@ ANY_NAMESPACE = ""
 def check_name_free(observed: Observed) -> None:
     """Raises Refused if the name belongs to another object's renamed role; a rename does not change ownership."""
     named = observed.named
-    if named and named.held_by:
+    if named and named.owner_elsewhere:
         raise Refused(
             Reason.NAME_TAKEN,
-            f'the role of PgRole {named.held_by} was renamed to "{named.role.name}" (oid {named.oid}); '
+            f'the role of PgRole {named.owner_elsewhere} was renamed to "{named.role.name}" (oid {named.oid}); '
             f"the controller waits until that role is renamed back",
         )
 
@@ -106,7 +106,11 @@ def find_certain_role(claim: Claim | None, observed: Observed, server: Server) -
     ):
         return None
     return next(
-        (one for one in (observed.named, observed.claimed) if one and one.oid == claim.role_oid and not one.held_by),
+        (
+            one
+            for one in (observed.named, observed.claimed)
+            if one and one.oid == claim.role_oid and not one.owner_elsewhere
+        ),
         None,
     )
 

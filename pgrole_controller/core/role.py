@@ -135,15 +135,15 @@ class ObservedRole:
     """A role that exists.
 
     `reaches` names the privileged roles (superusers, the controller's own, and those that reach the server's files and
-    programs) that it is a member of, directly or indirectly; read only for a role not known to be ours. `held_by` is
-    another object (namespace/name) whose claim is on this very role under another name. `cut`: it has more memberships
-    than were read.
+    programs) that it is a member of, directly or indirectly; read only for a role not known to be ours.
+    `owner_elsewhere` is another object (namespace/name) whose claim is on this very role under another name. `cut`: it
+    has more memberships than were read.
     """
 
     oid: int
     role: Role
     reaches: tuple[str, ...] = ()
-    held_by: str | None = None
+    owner_elsewhere: str | None = None
     cut: bool = False
 
 

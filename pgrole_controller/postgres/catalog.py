@@ -274,7 +274,9 @@ def _found(row: Row) -> ObservedRole:
         database_parameters=tuple(sorted(settings.items())),
     )
     cut = len(row.objects("member_of")) >= _MOST_GRANTS
-    return ObservedRole(row.get("oid", int), role, row.texts("reaches"), held_by=row.find("held_by", str), cut=cut)
+    return ObservedRole(
+        row.get("oid", int), role, row.texts("reaches"), owner_elsewhere=row.find("held_by", str), cut=cut
+    )
 
 
 def _settings(row: Row) -> dict[str, Parameters]:

@@ -186,7 +186,7 @@ class StatusClaims:
         holder = self.holder(found.oid) if found else None
         if found is None or holder is None or holder.role_name == role_name:
             return found
-        return replace(found, held_by=str(holder.owner))
+        return replace(found, owner_elsewhere=str(holder.owner))
 
     def _check(self, plan: Plan) -> None:
         """Raises Transient if another plan has changed the claim since this one was made."""

@@ -122,7 +122,7 @@ async def test_an_unclaimed_role_is_read_without_a_claim(scene: ClaimScene) -> N
     await scene.hand.execute("CREATE ROLE app")
     observed = await scene.read("app")
     assert observed.named is not None
-    assert (observed.claim, observed.other_claims, observed.named.held_by) == (None, (), None)
+    assert (observed.claim, observed.other_claims, observed.named.owner_elsewhere) == (None, (), None)
     assert await scene.claims.read_held(scene.home) == ([], None)
 
 
@@ -150,7 +150,7 @@ async def test_a_renamed_role_is_found_by_its_claim_and_held_under_its_new_name(
     assert (observed.claimed.oid, observed.claimed.role.name) == (claim.role_oid, "renamed")
     stranger = (await scene.read("renamed", OTHER_KEY)).named
     assert stranger is not None
-    assert stranger.held_by == "shop/app"
+    assert stranger.owner_elsewhere == "shop/app"
 
 
 async def test_a_plan_that_ignores_another_objects_claim_is_refused(scene: ClaimScene) -> None:

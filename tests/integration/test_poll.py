@@ -311,7 +311,7 @@ class TestWithoutSchema:
         assert ours.claimed is not None
         assert ours.claimed.role.name == "away"
         assert theirs.named is not None
-        assert theirs.named.held_by == "shop/orders-app"
+        assert theirs.named.owner_elsewhere == "shop/orders-app"
 
     async def test_a_role_that_was_replaced_since_it_was_read_is_not_touched(
         self, connection: Connection, hand: Connection

@@ -163,7 +163,7 @@ class TestAdoptee:
             (replace(ASKED, suspended=True), SEEN, POLICY),
             (ASKED, replace(SEEN, claim=replace(RELEASED, released=False)), POLICY),
             (ASKED, replace(SEEN, claim=replace(RELEASED, released=False, owner=replace(ME, object="b"))), POLICY),
-            (ASKED, replace(SEEN, named=ObservedRole(OID, ROLE, held_by="shop/b")), POLICY),
+            (ASKED, replace(SEEN, named=ObservedRole(OID, ROLE, owner_elsewhere="shop/b")), POLICY),
             (ASKED, SEEN, replace(POLICY, adopt=False)),
             (ASKED, SEEN, replace(POLICY, admitted=False)),
             (ASKED, SEEN, replace(POLICY, protected=("app",))),

@@ -236,7 +236,7 @@ class TestDecidingRetain:
             see(named=WITHOUT_LOGIN, claim=replace(taken, system_identifier=8)),
             see(named=replace(WITHOUT_LOGIN, oid=OID + 1), claim=taken),
             see(named=WITHOUT_LOGIN, claim=replace(taken, owner=OTHER)),
-            see(named=None, claimed=replace(WITHOUT_LOGIN, held_by="shop/other"), claim=taken),
+            see(named=None, claimed=replace(WITHOUT_LOGIN, owner_elsewhere="shop/other"), claim=taken),
         ],
         ids=["not taken by us", "released", "of another server", "another role", "another's", "another's by now"],
     )

@@ -238,7 +238,7 @@ class TestOwnership:
 
     @pytest.mark.parametrize("held", [None, claim(role_oid=OID + 1)])
     def test_another_objects_role_under_our_name_is_not_taken(self, held: Claim | None) -> None:
-        renamed = ObservedRole(OID, DESIRED, held_by="shop/other")
+        renamed = ObservedRole(OID, DESIRED, owner_elsewhere="shop/other")
         for asked in (desired(adopt=True), desired(terminating=True, drop=True)):
             if asked.terminating and held is None:
                 assert not look(asked, Observed(named=renamed)).changes
