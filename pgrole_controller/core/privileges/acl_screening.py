@@ -132,7 +132,7 @@ def _find_expected(grantee: Grantee, terms: PrivilegeTerms, observed: ObservedDa
         key = obj.owner, id(acl.entries), exact
         screen = screens.get(key)
         if screen is None:
-            screen = screens[key] = _Screen(obj.owner, observed.held_by_role(acl), exact)
+            screen = screens[key] = _Screen(obj.owner, observed.entries_by_role(acl), exact)
         screen.places.append(place)
     return _EqualTerms(terms, schemas, screens.values())
 

@@ -168,9 +168,9 @@ class ObservedDatabase:
 
     def entries_of(self, acl: ObservedAcl, grantee: int) -> tuple[Sequence[AclEntry], frozenset[str] | None]:
         """Returns the grantee's entries, and their privileges if no entry is of a column or has a grant option."""
-        return self.held_by_role(acl).get(grantee, NOTHING_HELD)
+        return self.entries_by_role(acl).get(grantee, NOTHING_HELD)
 
-    def held_by_role(self, acl: ObservedAcl) -> HeldByRole:
+    def entries_by_role(self, acl: ObservedAcl) -> HeldByRole:
         """As `entries_of`, for each grantee that has entries.
 
         Objects with the same ACL share the tuple of entries, which is sorted by grantee once. `acls` keeps it alive, so
