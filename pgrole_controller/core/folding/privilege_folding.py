@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from pgrole_controller.core.errors import NOT_UTF8, Waiting
 from pgrole_controller.core.folding.schema_folding import (
-    NOTHING_HELD,
+    HOLDS_NOTHING,
     FoldedSchema,
     HeldGroup,
     HeldPrivileges,
@@ -116,7 +116,7 @@ class PrivilegeFolder:
         """Folds what the role with this oid holds here."""
         notes = self._note_undeclarable(oid)
         on_database = self._on_database(oid)
-        if not self._places[oid] and not self._defaults_for(oid) and on_database == NOTHING_HELD:
+        if not self._places[oid] and not self._defaults_for(oid) and on_database == HOLDS_NOTHING:
             return FoldedDatabase(notes=notes)
         draft = _Draft(on_database.privileges)
         if on_database.grantable:
@@ -187,8 +187,8 @@ class PrivilegeFolder:
     def _on_database(self, oid: int) -> HeldPrivileges:
         database = self._database
         if database is None or database.object.owner == oid:
-            return NOTHING_HELD
-        return self._held[id(database.entries)].get(oid, NOTHING_HELD)
+            return HOLDS_NOTHING
+        return self._held[id(database.entries)].get(oid, HOLDS_NOTHING)
 
     def _held_schema(
         self, oid: int, name: str, defaults: Mapping[tuple[str, str], Mapping[str, frozenset[str]]]
@@ -200,12 +200,12 @@ class PrivilegeFolder:
             first = acls[0].object
             if first.owner == oid or is_left_alone(first, self._facts):
                 continue
-            held = self._held[id(acls[0].entries)].get(oid, NOTHING_HELD)
+            held = self._held[id(acls[0].entries)].get(oid, HOLDS_NOTHING)
             some = HeldGroup(first.kind, [acl.object for acl in acls], held)
             (literal if first.extension else groups).append(some)
-        schema, on_schema = contents.schema, NOTHING_HELD
+        schema, on_schema = contents.schema, HOLDS_NOTHING
         if schema is not None and schema.object.owner != oid:
-            on_schema = self._held[id(schema.entries)].get(oid, NOTHING_HELD)
+            on_schema = self._held[id(schema.entries)].get(oid, HOLDS_NOTHING)
         own = schema is not None and schema.object.owner == oid
         backed = frozenset(
             access for (_, place), held in defaults.items() if place == name for access in access_of(held)

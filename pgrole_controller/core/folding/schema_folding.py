@@ -47,7 +47,7 @@ class HeldPrivileges:
     grantable: bool = False
 
 
-NOTHING_HELD = HeldPrivileges()
+HOLDS_NOTHING = HeldPrivileges()
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,13 +163,13 @@ def usage_only(schema: str) -> SchemaAccess:
 
 def _find_problem(schema: HeldSchema) -> str:
     """Returns why what the role holds here cannot be declared exactly; empty if it can."""
-    on_schema = schema.on_schema or NOTHING_HELD
+    on_schema = schema.on_schema or HOLDS_NOTHING
     if "CREATE" in on_schema.privileges:
         return "CREATE on a schema cannot be declared"
     if on_schema.grantable:
         return "grant options cannot be declared"
     for group in (*schema.groups, *schema.literal):
-        if group.held == NOTHING_HELD:
+        if group.held == HOLDS_NOTHING:
             continue
         if group.held.grantable:
             return "grant options cannot be declared"
@@ -337,7 +337,7 @@ def _column_items(
 
 
 def _name_literal(schema: HeldSchema) -> Iterator[ObjectPrivileges]:
-    held = [group for group in schema.literal if group.held != NOTHING_HELD]
+    held = [group for group in schema.literal if group.held != HOLDS_NOTHING]
     yield from _name_objects(schema, [(group, group.held.privileges) for group in held])
     for group in held:
         for columns, privileges in _by_columns(group.held.columns):

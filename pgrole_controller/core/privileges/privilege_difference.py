@@ -110,7 +110,7 @@ class DifferenceClassifier:
         refused: bool = False,
     ) -> None:
         self._current = current
-        self._left = report_only
+        self._report_only = report_only
         self._new_objects = new_objects
         self._applied = applied
         self._marks = bool(applied.awaited - {digest_mark(WITHHELD)})
@@ -132,7 +132,7 @@ class DifferenceClassifier:
         if self._ignored:
             return False
         self._add_drift(difference)
-        return not self._left
+        return not self._report_only
 
     def note_missing(self, difference: PrivilegeDifference, *where: ObjectId, literal: bool = False) -> bool:
         """Notes a declared privilege that is not held. Returns whether to grant it. It is not drift if any object of
@@ -143,15 +143,15 @@ class DifferenceClassifier:
         is_awaited = bool(self._applied.awaited) and self._is_awaited(difference, literal=literal)
         if self._ignored and not is_awaited:
             return False
-        if not is_awaited and self._new_objects is None and self._left:
+        if not is_awaited and self._new_objects is None and self._report_only:
             self.reported.append(difference)
             return False
         is_drift = not is_awaited and self._new_objects is not None and self._new_objects.isdisjoint(where)
-        if self._refused and not (is_drift and self._left):
+        if self._refused and not (is_drift and self._report_only):
             return False
         if is_drift:
             self._add_drift(difference)
-            return not self._left
+            return not self._report_only
         self.extended.append(difference)
         self.awaited = self.awaited or is_awaited
         return True
@@ -173,7 +173,7 @@ class DifferenceClassifier:
         if self._marks and self._meet(*_marks_of(difference, literal=literal)):
             return True
         # What drift policy leaves as it is waits for nothing.
-        return not (self._left or self._ignored) and self._applied.awaits(WITHHELD)
+        return not (self._report_only or self._ignored) and self._applied.awaits(WITHHELD)
 
     def _meet(self, *marks: str) -> bool:
         """Whether it waited under any of these marks."""
@@ -183,7 +183,7 @@ class DifferenceClassifier:
 
     def _add_drift(self, difference: PrivilegeDifference) -> None:
         self.drift.append(difference)
-        if self._left:
+        if self._report_only:
             self.reported.append(difference)
 
 
