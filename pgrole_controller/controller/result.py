@@ -340,10 +340,9 @@ class Attempt:
     @property
     def _offer(self) -> RoleOffer | None:
         decision, drift = self.decision, self._reported_drift
-        if not isinstance(decision, Plan) or not decision.offer:
+        if not isinstance(decision, Plan) or decision.offer is None:
             return None
-        fields = tuple(name for name in decision.reported if name not in decision.unapprovable)
-        return RoleOffer(decision.offer, fields, drift.values if drift else {})
+        return replace(decision.offer, values=drift.values if drift else {})
 
     @property
     def _corrected(self) -> tuple[str, ...]:

@@ -57,7 +57,9 @@ UNFIT = (
 
 @dataclass(frozen=True, slots=True)
 class RoleOffer:
-    """Drift of a role that can be approved. `values`: by field, declared and observed, for people; some have none."""
+    """Drift of a role that can be approved. `values`: by field, declared and observed, for people; some have none, and
+    those of a plan are added when it is reported.
+    """
 
     digest: str
     fields: tuple[str, ...]

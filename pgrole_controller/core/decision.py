@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pgrole_controller.core.adoption import check_adoption, check_retained
-from pgrole_controller.core.approval import Approval, digest_role_drift
+from pgrole_controller.core.approval import Approval, RoleOffer, digest_role_drift
 from pgrole_controller.core.claim import Claim
 from pgrole_controller.core.deletion import decide_deletion
 from pgrole_controller.core.diff import Change, describe_cascades, diff, field_names
@@ -133,9 +133,9 @@ def _revoke_excess(desired: Desired, observed: Observed, server: Server, policy:
         raise refusal
     desired_role, _ = without_missing(desired.role, observed.references)
     drifted = claim.applied == digest_maintained(replace(desired, role=desired_role))
-    left = without_ignored(desired.ignore, desired_role, limit_to_policy(policy, target.role, observed.references))
+    kept = _leave_ignored(replace(desired, role=desired_role), target, observed, policy)
     changes = excess_changes(
-        policy, replace(left, name=target.role.name), target.role, observed.references, drifted=drifted
+        policy, replace(kept, name=target.role.name), target.role, observed.references, drifted=drifted
     )
     if desired.report_only:
         raise _add_reported(refusal, field_names(changes))
@@ -211,11 +211,7 @@ def _plan_new(desired: Desired, observed: Observed, server: Server, policy: Poli
                 f'role "{desired.role.name}" belongs to PgRole {rival}: delete one, or choose another '
                 "spec.name, in a new object",
             )
-    desired_role = desired.role
-    if named:
-        left = limit_to_policy(policy, named.role, observed.references)
-        desired_role = without_ignored(desired.ignore, desired_role, left)
-    changes = diff(desired_role, named.role if named else None)
+    changes = diff(_leave_ignored(desired, named, observed, policy), named.role if named else None)
     if named:
         _check_adoption(desired, named, changes, decided, observed, server, policy)
     return Plan(
@@ -229,6 +225,16 @@ def _plan_new(desired: Desired, observed: Observed, server: Server, policy: Poli
         record=decided.record if decided.record != PasswordRecord() else None,
         action=Action.ADOPTED if named else Action.CREATED,
     )
+
+
+def _leave_ignored(desired: Desired, existing: ObservedRole | None, observed: Observed, policy: Policy) -> Role:
+    """Returns the declared role, with the ignored fields of the existing one. Such a field is left alone only as far as
+    the object could have declared its value.
+    """
+    if existing is None or not desired.ignore:
+        return desired.role
+    left = limit_to_policy(policy, existing.role, observed.references)
+    return without_ignored(desired.ignore, desired.role, left)
 
 
 def _blocks(rival: Rival, observed: Observed) -> bool:
@@ -272,31 +278,22 @@ def _plan_owned(
 ) -> Plan:
     """Plans for an object that owns its role: applies the differences, and reports which of them are drift."""
     applied = digest_maintained(desired)
-    # An ignored field is left alone only as far as the object could have declared its value.
-    desired_role = desired.role
-    if desired.ignore and target:
-        desired_role = without_ignored(
-            desired.ignore, desired_role, limit_to_policy(policy, target.role, observed.references)
-        )
-    changes = diff(desired_role, target.role if target else None)
+    changes = diff(_leave_ignored(desired, target, observed, policy), target.role if target else None)
     same_server = claim.system_identifier == server.system_identifier
     replaced = same_server and target is not None and target.oid != claim.role_oid
     fields = ("role", *field_names(changes)) if replaced else field_names(changes)
     drift = _find_drift(desired, claim, server, fields, applied)
     drift = tuple(name for name in drift if name != "password" or decided.known)
     reported = drift if desired.report_only else ()
-    offer = _offer(desired, claim, target, server, changes, reported) if reported and server.keeps_approvals else ""
+    offer = _find_offer(desired, claim, target, server, changes, reported)
     # What a password task finds may be drift, too.
     approval: Approval | None = None
-    if offer and decided.password_task is None and desired.approval.covers(offer, claim.approve_handled):
-        approval, reported, offer = desired.approval, (), ""
+    if offer and decided.password_task is None and desired.approval.covers(offer.digest, claim.approve_handled):
+        approval, reported, offer = desired.approval, (), None
     if reported:
         left = _is_elsewhere(reported)  # then nothing changes, not even a password that is no drift
         changes = () if left else tuple(change for change in changes if change.field not in reported)
         drift = ()
-    spoiled: tuple[str, ...] = ("connectionSecret",) if decided.spoiled else ()
-    if decided.altered and _find_drift(desired, claim, server, ("password",), applied):
-        spoiled = ("password", *spoiled)
     kept = observed.claim.record if observed.claim else PasswordRecord()
     # A password that is not set is not recorded, but the connection Secret was written.
     unset = "password" in fields and "password" not in field_names(changes)
@@ -316,11 +313,10 @@ def _plan_owned(
         applied=applied,
         record=new if new != kept or is_taken else None,
         drift=drift,
-        reported=(*reported, *spoiled),
-        unapprovable=spoiled,
+        reported=(*reported, *_find_spoiled(desired, claim, server, decided, applied)),
         approval=approval,
         offer=offer,
-        unfit=bool(offer) and decided.password_task is None and desired.approval.is_open(claim.approve_handled),
+        unfit=offer is not None and decided.password_task is None and desired.approval.is_open(claim.approve_handled),
         action=_action(
             changes, drift, target, decided, claimless=observed.claim is None and server.claims == "Database"
         ),
@@ -344,20 +340,32 @@ def _find_drift(
     return tuple(name for name in fields if name not in ("memberOf", "databaseParameters"))
 
 
+def _find_spoiled(
+    desired: Desired, claim: Claim, server: Server, decided: PasswordDecision, applied: str
+) -> tuple[str, ...]:
+    """Returns what is reported of a connection Secret that someone else changed: no approval corrects it."""
+    spoiled: tuple[str, ...] = ("connectionSecret",) if decided.spoiled else ()
+    if decided.altered and _find_drift(desired, claim, server, ("password",), applied):
+        return ("password", *spoiled)
+    return spoiled
+
+
 def _is_elsewhere(fields: tuple[str, ...]) -> bool:
     """Tells whether no role has the declared name and the claimed oid."""
     return "role" in fields or "name" in fields
 
 
-def _offer(
+def _find_offer(
     desired: Desired,
     claim: Claim,
     target: ObservedRole | None,
     server: Server,
     changes: tuple[Change, ...],
     reported: tuple[str, ...],
-) -> str:
-    """Returns the digest by which a person approves the correction of the reported drift."""
+) -> RoleOffer | None:
+    """Returns the reported drift with the digest by which a person approves its correction; None if no one can."""
+    if not reported or not server.keeps_approvals:
+        return None
     place = (
         server.system_identifier,
         desired.owner.object_uid,
@@ -368,7 +376,7 @@ def _offer(
     )
     observed = {name: getattr(target.role, name) for name, field in FIELD_NAMES.items() if target and field in reported}
     made = [change for change in changes if change.field in reported]
-    return digest_role_drift(place, made, observed, claim.record.digest)
+    return RoleOffer(digest_role_drift(place, made, observed, claim.record.digest), reported)
 
 
 def _action(

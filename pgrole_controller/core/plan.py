@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from pgrole_controller.core.approval import Approval
+from pgrole_controller.core.approval import Approval, RoleOffer
 from pgrole_controller.core.claim import Claim, ClaimKey, Generations, Owner
 from pgrole_controller.core.diff import Change
 from pgrole_controller.core.errors import PgRoleError, Reason, Waiting
@@ -97,10 +97,9 @@ class Plan:
     that the claim is still `claim`. It writes `owner` and `applied` into the claim, unless `owner` is None, and records
     `acted_on` and `privileges` there, unless these are None. `drift` names the fields that someone else changed; they
     are corrected, or left as they are if there are no changes. `pending` lists what waits for missing dependencies.
-    `offer` is the digest by which what is `reported` can be approved, if it can, except `unapprovable`; `unfit`: an
-    annotation approves something else. `approval` is what these changes are made for; the claim records it as handled.
-    `rotated`: the password that these changes set was generated in place of another. `refused`: the object is refused,
-    and these changes only take away.
+    `offer` is the part of what is `reported` that can be approved; `unfit`: an annotation approves something else.
+    `approval` is what these changes are made for; the claim records it as handled. `rotated`: the password that these
+    changes set was generated in place of another. `refused`: the object is refused, and these changes only take away.
     """
 
     role_name: str
@@ -113,7 +112,6 @@ class Plan:
     record: PasswordRecord | None = None
     drift: tuple[str, ...] = ()
     reported: tuple[str, ...] = ()
-    unapprovable: tuple[str, ...] = ()
     pending: tuple[PgRoleError, ...] = ()
     password_task: PasswordTask | None = None
     reassign: ReassignOwned | None = None
@@ -123,7 +121,7 @@ class Plan:
     acted_on: Generations | None = None
     privileges: str | None = None
     approval: Approval | None = None
-    offer: str = ""
+    offer: RoleOffer | None = None
     unfit: bool = False
     rotated: bool = False
     refused: bool = False

@@ -83,7 +83,7 @@ def look(asked: Desired, found: ObservedRole | None = DRIFT, server: Server = SE
 
 def approve(plan: Plan, text: str = "x") -> Approval:
     assert plan.offer
-    return read_approval(f"{plan.offer}/{text}")
+    return read_approval(f"{plan.offer.digest}/{text}")
 
 
 class TestTheAnnotation:
@@ -133,7 +133,8 @@ class TestTheDecision:
     def test_reported_drift_is_offered_for_approval_and_not_corrected(self) -> None:
         plan = look(desired())
         assert plan.reported == ("createdb", "comment")
-        assert len(plan.offer) == 32
+        assert plan.offer is not None
+        assert (len(plan.offer.digest), plan.offer.fields) == (32, plan.reported)
         assert not any([plan.writes, plan.unfit, plan.approval])
 
     def test_approved_drift_is_corrected_as_under_policy_correct_and_the_plan_names_the_approval(self) -> None:
@@ -147,7 +148,8 @@ class TestTheDecision:
         approval = approve(look(desired()))
         plan = look(desired(approval), approve_handled=approval.value)
         assert plan.reported
-        assert plan.offer in approval.parts
+        assert plan.offer is not None
+        assert plan.offer.digest in approval.parts
         assert not any([plan.writes, plan.unfit])
 
     def test_an_approval_with_another_text_acts_again(self) -> None:
@@ -175,7 +177,8 @@ class TestTheDecision:
 
     def test_of_an_approval_with_too_long_a_text_the_message_tells_the_limit(self) -> None:
         offer = look(desired()).offer
-        longest, longer = (f"{offer}/{'x' * (LONGEST - len(offer) + more)}" for more in (-1, 0))
+        assert offer is not None
+        longest, longer = (f"{offer.digest}/{'x' * (LONGEST - len(offer.digest) + more)}" for more in (-1, 0))
         assert look(desired(read_approval(longest))).approval
         plan = look(desired(read_approval(longer)))
         assert plan.unfit
