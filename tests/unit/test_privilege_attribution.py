@@ -11,7 +11,7 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def test_no_author_is_named_for_the_drift_of_others_beyond_the_limit() -> None:
-    drift = [PrivilegeDifference("SELECT", None, place=f"place {number}") for number in range(12)]
+    drift = [PrivilegeDifference("SELECT", None, default_label=f"place {number}") for number in range(12)]
     rows = {one: ChangedRow(number) for number, one in enumerate(drift)}
     authors = {
         rows[one]: DriftAuthor(Evidence.TRANSACTION, f"login {number}", time=NOW + timedelta(seconds=number))

@@ -54,7 +54,7 @@ def test_a_note_counts_several_privileges_and_says_why_drift_is_only_reported() 
 
 def test_a_note_distinguishes_undeclarable_privileges_from_drift_that_the_policy_leaves() -> None:
     one = PrivilegeDifference("USAGE", DatabaseObject(ObjectId("pg_type", 20001), ObjectKind.TYPE, "app", "t", 10, "x"))
-    two = PrivilegeDifference("USAGE", place="future types created by alice")
+    two = PrivilegeDifference("USAGE", default_label="future types created by alice")
     classifier = DifferenceClassifier(current=True, report_only=False, new_objects=None)
     classifier.note_left(one)
     classifier.note_left(two)

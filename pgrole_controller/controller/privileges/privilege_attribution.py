@@ -69,7 +69,7 @@ def _changed_row(
     """
     change = ChangedPrivilege(difference.privilege, difference.held, difference.column, difference.option)
     if difference.object is None:
-        xmin = defaults.get(difference.place, 0) if difference.held else 0
+        xmin = defaults.get(difference.default_label, 0) if difference.held else 0
         return ChangedRow(xmin, DEFAULTS, (role_name,), change=change)
     found = acls.get(difference.object.id)
     if found is None or not found.xmin:

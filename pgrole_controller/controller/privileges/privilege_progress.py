@@ -74,7 +74,7 @@ class PrivilegeProgress:
         """Leaves out what would undo drift of these grantors. What is missing on new objects is still granted."""
         decision = self.decision
         some = decision.extended if grantors else ()
-        extended = {(one.object or one.place, one.privilege, one.column) for one in some}
+        extended = {(one.object or one.default_label, one.privilege, one.column) for one in some}
         self.held = grantors
         self.held_places = frozenset(place_of(each) for each in decision.drift if each.granted_by in grantors)
         self.changes = tuple(
@@ -197,9 +197,9 @@ def _differences_of(change: AclChange | DefaultAclChange) -> Iterator[PrivilegeD
     """Yields what the change corrects, as the decision noted it."""
     held, option = change.revoke, change.option_only
     if isinstance(change, DefaultAclChange):
-        place, by = label_place(change.place), change.creator_name
+        label, by = label_place(change.place), change.creator_name
         for privilege in change.privileges:
-            yield PrivilegeDifference(privilege, held=held, grantor_name=by, option=option, place=place)
+            yield PrivilegeDifference(privilege, held=held, grantor_name=by, option=option, default_label=label)
         return
     by = place_of_change(change)[1] if held else ""
     for privilege, column in product(change.privileges, change.columns or ("",)):
@@ -226,7 +226,7 @@ def place_of_change(change: AclChange) -> Place:
 def _only_extends(
     change: AclChange | DefaultAclChange, where: DatabaseObject | str, extended: Container[tuple[object, str, str]]
 ) -> bool:
-    """Whether the change grants nothing but these. `where`: the object, or PrivilegeDifference.place."""
+    """Whether the change grants nothing but these. `where`: the object, or PrivilegeDifference.default_label."""
     columns = change.columns if isinstance(change, AclChange) else ()
     each = product((where,), change.privileges, columns or ("",))
     return not change.revoke and all(one in extended for one in each)

@@ -98,7 +98,7 @@ def _name_first(some: Iterable[PrivilegeDifference]) -> tuple[tuple[str, ...], i
     last: object = None
     seen = set[tuple[str, str, bool]]()
     for one in some:
-        place = one.object.id if one.object else one.place
+        place = one.object.id if one.object else one.default_label
         if place != last:
             last, seen = place, set()
         kind = (one.privilege, one.column, one.option)
@@ -118,9 +118,9 @@ def _find_revoked(decision: PrivilegeDecision) -> Iterator[PrivilegeDifference]:
                     yield PrivilegeDifference(privilege, change.object, column, option=change.option_only)
     for default in decision.default_changes:
         if default.revoke:
-            place = label_place(default.place)
+            label = label_place(default.place)
             for privilege in default.privileges:
-                yield PrivilegeDifference(privilege, place=place, option=default.option_only)
+                yield PrivilegeDifference(privilege, default_label=label, option=default.option_only)
 
 
 class _HeldEntries:
@@ -166,7 +166,7 @@ class _HeldEntries:
         return known
 
     def _find_defaults_beyond(self, default: DefaultAcl) -> Iterator[PrivilegeDifference]:
-        facts, place = self._observed.facts, label_place(default.place)
+        facts, label = self._observed.facts, label_place(default.place)
         owned = default.creator in self._grantee.owned
         barred = why_not_created_by(self._grantee, default.creator, default.creator_name, facts) is not None
         for entry in default.entries:
@@ -174,7 +174,7 @@ class _HeldEntries:
                 continue
             denied = barred or (not owned and self._is_future_denied(default, entry))
             if denied or (entry.grantable and not owned):
-                yield PrivilegeDifference(entry.privilege, place=place, option=not denied)
+                yield PrivilegeDifference(entry.privilege, default_label=label, option=not denied)
 
     def _is_future_denied(self, default: DefaultAcl, entry: AclEntry) -> bool:
         kind = _FUTURE.get(default.object_type)

@@ -148,7 +148,7 @@ def marks_of_absent(obj: DatabaseObject) -> tuple[str, str]:
 
 
 def mark_default(place: str, privilege: str = "") -> str:
-    """`place`: as in PrivilegeDifference. Without a privilege: all of them."""
+    """`place`: `PrivilegeDifference.default_label`. Without a privilege: all of them."""
     return f"default {privilege} {place}"
 
 

@@ -84,7 +84,9 @@ class DefaultsComparison:
                 privilege
                 for privilege in sorted(privileges - held.get(place, set()))
                 if self._classifier.note_missing(
-                    PrivilegeDifference(privilege, held=False, grantor_name=creator_name, place=label_place(place)),
+                    PrivilegeDifference(
+                        privilege, held=False, grantor_name=creator_name, default_label=label_place(place)
+                    ),
                     *where,
                 )
             )
@@ -149,9 +151,11 @@ class DefaultsComparison:
             if entry.grantee != self._grantee.oid:
                 continue
             held.add(entry.privilege)
-            difference = PrivilegeDifference(entry.privilege, grantor_name=entry.grantor_name, place=label)
+            difference = PrivilegeDifference(entry.privilege, grantor_name=entry.grantor_name, default_label=label)
             if entry.privilege in declared:
-                option = PrivilegeDifference(entry.privilege, grantor_name=entry.grantor_name, place=label, option=True)
+                option = PrivilegeDifference(
+                    entry.privilege, grantor_name=entry.grantor_name, default_label=label, option=True
+                )
                 if entry.grantable and self._is_exact(acl) and self._classifier.note_held(option):
                     disarmed.append(entry.privilege)
             elif entry.privilege in denied:
@@ -221,7 +225,7 @@ def _mark_creator(name: str) -> str:
 
 
 def label_place(place: DefaultPlace) -> str:
-    """Returns a text for people, as in `PrivilegeDifference.place`: `future tables in schema app created by alice`."""
+    """For `PrivilegeDifference.default_label`, e.g. `future tables in schema app created by alice`."""
     creator_name, schema, object_type = place
     where = f" in schema {spell_name(schema)}" if schema else ""
     return f"future {name_type(object_type)}{where} created by {spell_name(creator_name)}"

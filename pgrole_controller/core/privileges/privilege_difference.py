@@ -31,7 +31,7 @@ _MOST_PHRASES = 10
 class PrivilegeDifference:
     """One privilege that is held but undeclared (`held`), or declared but not held.
 
-    `object` None: a default privilege; `place` then describes it for people. `option`: only the grant option differs.
+    `object` None: a default privilege; `default_label` then names its place. `option`: only the grant option differs.
     `grantor_name`: of a held one, who granted it. `declarable` False: no PgRole can declare it, so it is never revoked.
     """
 
@@ -41,7 +41,7 @@ class PrivilegeDifference:
     held: bool = True
     grantor_name: str = ""
     option: bool = False
-    place: str = ""
+    default_label: str = ""
     declarable: bool = True
 
     @property
@@ -62,7 +62,7 @@ class PrivilegeDifference:
     @property
     def mark(self) -> str:
         """What it waits under if PostgreSQL refused to grant or revoke it, whatever the columns and the option."""
-        where = self.place if self.object is None else f"{self.object.id.catalog} {self.object.id.oid}"
+        where = self.default_label if self.object is None else f"{self.object.id.catalog} {self.object.id.oid}"
         by = f" {self.granted_by}" if self.held else ""
         return f"refused {self.privilege} {where}{by}"
 
@@ -74,7 +74,7 @@ class PrivilegeDifference:
     @property
     def _where(self) -> str:
         if self.object is None:
-            return self.place
+            return self.default_label
         return self.object.label_column(self.column) if self.column else self.object.label
 
 
@@ -192,7 +192,10 @@ def _marks_of(difference: PrivilegeDifference, *, literal: bool) -> Iterator[str
     obj = difference.object
     yield from (difference.mark, difference.wide_mark)
     if obj is None:
-        yield from (mark_default(difference.place), mark_default(difference.place, difference.privilege))
+        yield from (
+            mark_default(difference.default_label),
+            mark_default(difference.default_label, difference.privilege),
+        )
         return
     yield mark_denied(obj, difference.privilege, literal=literal)
     yield mark_denied_object(obj, difference.privilege, literal=literal)
