@@ -83,7 +83,7 @@ async def read_role_graph(connection: Connection) -> RoleGraph:
             inherit=row.get("inherit", bool),
             bypass_rls=row.get("bypass_rls", bool),
         )
-        for row in await fetch(connection, "", access_query(connection, "roles"))
+        for row in await fetch(connection, access_query(connection, "roles"))
     ]
     edges = [
         GroupEdge(
@@ -93,14 +93,14 @@ async def read_role_graph(connection: Connection) -> RoleGraph:
             set_role=row.get("set_role", bool),
             admin=row.get("admin", bool),
         )
-        for row in await fetch(connection, "", access_query(connection, "memberships"))
+        for row in await fetch(connection, access_query(connection, "memberships"))
     ]
     return RoleGraph(roles, edges)
 
 
 async def read_version(connection: Connection) -> int:
     """Reads server_version_num. Raises PgRoleError."""
-    row = await fetch_row(connection, "", "SELECT current_setting('server_version_num')::int AS version")
+    row = await fetch_row(connection, "SELECT current_setting('server_version_num')::int AS version")
     return row.get("version", int)
 
 
@@ -117,7 +117,7 @@ def find_role(graph: RoleGraph, name: str) -> int:
 async def read_databases(connection: Connection) -> list[SeenDatabase]:
     """Reads the databases of the server by name. Raises PgRoleError."""
     found = []
-    for row in await fetch(connection, "", access_query(connection, "databases")):
+    for row in await fetch(connection, access_query(connection, "databases")):
         name, owner = row.text("name"), row.get("owner", int)
         obj = DatabaseObject(ObjectId("pg_database", row.get("oid", int)), ObjectKind.DATABASE, "", name, owner, "")
         refusal, allowed = "", row.get("allowed", bool)
@@ -187,7 +187,7 @@ def _misspelt(text: str) -> ValueError:
 async def find_object(connection: Connection, name: ObjectName, database: AccessObject) -> FoundObject:
     """Returns the object with this name, and its ACL. Raises Refused, with similar names, unless exactly one exists."""
     place = ObjectId(*await _locate(connection, name, database.object.name))
-    rows = await fetch(connection, "", access_query(connection, "object"), CATALOG_OIDS[place.catalog], place.oid)
+    rows = await fetch(connection, access_query(connection, "object"), CATALOG_OIDS[place.catalog], place.oid)
     acls: dict[ObjectId, AccessObject] = {}
     versions: list[AclVersion] = []
     for row in rows:
@@ -207,7 +207,7 @@ async def find_object(connection: Connection, name: ObjectName, database: Access
 
 
 async def _locate(connection: Connection, name: ObjectName, database: str) -> tuple[str, int]:
-    found = await fetch(connection, "", access_query(connection, "find"), name.schema, name.name)
+    found = await fetch(connection, access_query(connection, "find"), name.schema, name.name)
     places = [(CATALOGS.get(row.get("catalog", int), ""), row.get("oid", int), row.text("arguments")) for row in found]
     relations = [] if name.arguments is not None else [place for place in places if place[0] != "pg_proc"]
     routines = [place for place in places if place[0] == "pg_proc"]
@@ -233,7 +233,7 @@ def _list(name: ObjectName, routines: Sequence[tuple[str, int, str]]) -> str:
 
 
 async def _explain_missing(connection: Connection, name: ObjectName, database: str) -> str:
-    rows = await fetch(connection, "", access_query(connection, "near"), name.schema, name.name)
+    rows = await fetch(connection, access_query(connection, "near"), name.schema, name.name)
     known = [ObjectName(row.text("schema"), row.text("name") or None) for row in rows]
     exists = any(one == ObjectName(name.schema) for one in known)
     what = str(name) if exists or name.name is None else f"schema {ObjectName(name.schema)}"
@@ -268,11 +268,11 @@ async def read_objects(connection: Connection, roles: Collection[int], *, everyt
     `everything`: include objects of PostgreSQL's users without such entries. Raises PgRoleError.
     """
     rows = await fetch(
-        connection, "", access_query(connection, "objects"), sorted(roles), everything, MOST_NAMES, seconds=_SECONDS
+        connection, access_query(connection, "objects"), sorted(roles), everything, MOST_NAMES, seconds=_SECONDS
     )
     groups = [NamedObjects(*one) for one in map(_group, rows[:MOST_ACLS])]
     totals: dict[tuple[str, ObjectKind], int] = {}
-    for row in await fetch(connection, "", access_query(connection, "totals")):
+    for row in await fetch(connection, access_query(connection, "totals")):
         key = row.text("schema"), _kind(row)
         totals[key] = totals.get(key, 0) + row.get("count", int)
     schemas = {one.acl.object.name: one.acl for one in groups if one.acl.object.kind is ObjectKind.SCHEMA}

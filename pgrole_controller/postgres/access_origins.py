@@ -50,7 +50,7 @@ async def read_declarations(
     try:
         async with savepoint(connection):
             query = access_query(connection, "claims")
-            rows = await fetch(connection, "", query, sorted(roles), sorted(holders))
+            rows = await fetch(connection, query, sorted(roles), sorted(holders))
     except PgRoleError as error:
         if connection.is_closed():
             raise
@@ -68,7 +68,7 @@ def _claim(row: Row) -> RoleClaim:
 
 
 async def _explain_unread(connection: Connection, table: StoredTable) -> str:
-    row = await fetch_row(connection, "", access_query(connection, "login"))
+    row = await fetch_row(connection, access_query(connection, "login"))
     database, login = row.text("database"), row.text("login")
     if not table.present:
         return (
@@ -92,7 +92,7 @@ async def read_changes(
     if events.readable:
         query = access_query(connection, "events")
         xmins = sorted({row.xmin for row in rows})
-        for row in await fetch(connection, "", query, xmins, CATALOG_OIDS[place.catalog], place.oid):
+        for row in await fetch(connection, query, xmins, CATALOG_OIDS[place.catalog], place.oid):
             logins[row.get("xmin", int)] = row.get("at", datetime), row.find_text("login") or ""
     acls: dict[str, LastChange] = {}
     for one in rows:
@@ -101,11 +101,11 @@ async def read_changes(
             acls[one.column] = LastChange(one.changed_at, ChangeSource.COMMIT, event[1] if event else "")
         elif event is not None:
             acls[one.column] = LastChange(event[0], ChangeSource.EVENT, event[1])
-    setting = await fetch_row(connection, "", access_query(connection, "login"))
+    setting = await fetch_row(connection, access_query(connection, "login"))
     tracked = setting.get("tracked", bool)
     memberships: dict[tuple[int, int], datetime] = {}
     if tracked and version >= MEMBERSHIP_OPTIONS_VERSION:
-        for row in await fetch(connection, "", access_query(connection, "membership_changes")):
+        for row in await fetch(connection, access_query(connection, "membership_changes")):
             memberships[row.get("member", int), row.get("group_role", int)] = row.get("changed_at", datetime)
     notes = []
     if not tracked:

@@ -57,10 +57,10 @@ def _renumber(question: str, by: int) -> str:
 
 async def fetch_pages(
     connection: Connection,
-    statement: str,
     question: str,
     *arguments: object,
     beside: SingleRow | None = None,
+    label: str = "",
     key: str = _KEY,
     size: str = _SIZE,
 ) -> list[Row]:
@@ -69,14 +69,14 @@ async def fetch_pages(
     """
     paged, most = _paged(question, len(arguments), key, size), PAGE_BYTES // expansion(connection)
     if beside is None:
-        page = await fetch(connection, statement, paged, *arguments, -1, most)
+        page = await fetch(connection, paged, *arguments, -1, most, label=label)
     else:
         both = beside.beside(paged, parameters=len(arguments) + 2)
-        page = await fetch(connection, statement, both, *arguments, -1, most, *beside.arguments)
+        page = await fetch(connection, both, *arguments, -1, most, *beside.arguments, label=label)
     found = page
     while page and len(page) < (page[0].find("page_rows", int) or 0):
         last = max(row.get("page_last", int) for row in page)
-        page = await fetch(connection, statement, paged, *arguments, last, most)
+        page = await fetch(connection, paged, *arguments, last, most, label=label)
         found = found + page
     return found
 

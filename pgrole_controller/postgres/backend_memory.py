@@ -99,13 +99,3 @@ async def fetch_records(
         return await connection.fetch(query, *arguments, timeout=seconds)
     statement = await connection.prepare(query, name="", timeout=seconds)
     return await statement.fetch(*arguments, timeout=seconds)
-
-
-async def fetch_record(
-    connection: "asyncpg.Connection[asyncpg.Record]", query: str, *arguments: object, seconds: float | None = None
-) -> asyncpg.Record | None:
-    """As `fetchrow` of asyncpg; whether the query is kept depends on the context."""
-    if not _forgets.get():
-        return await connection.fetchrow(query, *arguments, timeout=seconds)
-    statement = await connection.prepare(query, name="", timeout=seconds)
-    return await statement.fetchrow(*arguments, timeout=seconds)

@@ -44,12 +44,12 @@ class Identity:
 
 async def check_same_server(connection: Connection, server: Identity) -> None:
     """Raises Transient unless the connection, which may be to any database, is to this server."""
-    server.check_answer(await fetch_row(connection, "identify", queries.inspect("server")))
+    server.check_answer(await fetch_row(connection, queries.inspect("server"), label="identify"))
 
 
 async def identify(connection: Connection) -> Identity:
     """Raises PgRoleError, also for a server that is read-only or too old, and for a database that is not UTF8."""
-    row = await fetch_row(connection, "identify", queries.inspect("server"))
+    row = await fetch_row(connection, queries.inspect("server"), label="identify")
     version, number = row.get("version", str), row.get("version_number", int)
     if row.get("in_recovery", bool):
         raise Transient(Reason.SERVER_NOT_READY, "the server is a read-only standby (pg_is_in_recovery)")

@@ -69,7 +69,6 @@ async def fetch_roles(home: HomeConnection, query: str, asked: Sequence[tuple[Ke
     """The rows of sql/inspect/roles.sql for each (key, role name). `claims`: arguments of its source of claims."""
     return await fetch(
         home.connection,
-        "read_roles",
         query,
         [name for _, name in asked],
         [key.namespace for key, _ in asked],
@@ -77,6 +76,7 @@ async def fetch_roles(home: HomeConnection, query: str, asked: Sequence[tuple[Ke
         home.cluster,
         home.identity.system_identifier,
         *claims,
+        label="read_roles",
     )
 
 
@@ -98,12 +98,12 @@ async def read_references(connection: Connection, referenced: ReferencedNames, v
     """
     rows = await fetch(
         connection,
-        "read_references",
         queries.inspect("references"),
         list(referenced.groups),
         list(referenced.parameters),
         list(referenced.databases),
         [_like(pattern) for pattern in referenced.protected],
+        label="read_references",
     )
     found: dict[str, list[Row]] = {"role": [], "parameter": [], "module": [], "database": []}
     for row in rows:
@@ -143,7 +143,7 @@ def _like(pattern: str) -> bytes:
 async def read_dependents(connection: Connection, oids: Sequence[int]) -> dict[int, tuple[Dependents, ...]]:
     """What depends on each of these roles, by oid; roles without dependents are left out. Raises PgRoleError."""
     dependents: dict[int, tuple[Dependents, ...]] = {}
-    for row in await fetch(connection, "read_dependents", queries.inspect("dependents"), list(oids)):
+    for row in await fetch(connection, queries.inspect("dependents"), list(oids), label="read_dependents"):
         role = row.get("role", int)
         dependent = Dependents(row.get("database", str), row.get("count", int), row.get("members", int))
         dependents[role] = (*dependents.get(role, ()), dependent)
@@ -152,13 +152,13 @@ async def read_dependents(connection: Connection, oids: Sequence[int]) -> dict[i
 
 async def count_sessions(connection: Connection, oids: Sequence[int]) -> dict[int, int]:
     """The number of open sessions by role oid; roles without sessions are left out. Raises PgRoleError."""
-    rows = await fetch(connection, "read_sessions", queries.inspect("sessions"), list(oids))
+    rows = await fetch(connection, queries.inspect("sessions"), list(oids), label="read_sessions")
     return {row.get("role", int): row.get("count", int) for row in rows}
 
 
 async def read_new_owners(home: HomeConnection, query: str, names: Collection[str]) -> dict[str, NewOwner]:
     """The existing roles among these names, each with the object that claims it in the rows."""
-    rows = await fetch(home.connection, "read_new_owners", query, list(names), home.identity.system_identifier)
+    rows = await fetch(home.connection, query, list(names), home.identity.system_identifier, label="read_new_owners")
     return {row.get("name", str): NewOwner(row.get("oid", int), _claimed_place(row)) for row in rows}
 
 
@@ -170,7 +170,7 @@ def _claimed_place(row: Row) -> tuple[str, str, str] | None:
 async def read_verifiers(connection: Connection, source: str, oids: Sequence[int]) -> dict[int, Verifier]:
     """Password verifiers by role oid, from a source in sql/sources."""
     query = queries.inspect_from("verifiers", verifiers=source)
-    rows = await fetch(connection, "read_verifiers", query, list(oids))
+    rows = await fetch(connection, query, list(oids), label="read_verifiers")
     found = {row.get("role", int): row.find("verifier", str) for row in rows}
     return {role: Verifier(verifier) for role, verifier in found.items() if verifier is not None}
 
@@ -178,7 +178,7 @@ async def read_verifiers(connection: Connection, source: str, oids: Sequence[int
 async def read_claims(connection: Connection, cluster: str, after: str) -> HeldClaims:
     """As `ClaimStore.read_held`. Claims that cannot be read are left out, and stay unchanged."""
     claims: list[HeldClaim] = []
-    rows = await fetch(connection, "read_claims", queries.inspect("claims"), cluster, after, CLAIMS_PAGE)
+    rows = await fetch(connection, queries.inspect("claims"), cluster, after, CLAIMS_PAGE, label="read_claims")
     for row in rows:
         try:
             key = Key(row.get("namespace", str), row.get("object", str))
@@ -195,12 +195,12 @@ async def read_namespace_roles(
     """Oids of the roles that each namespace (name, uid) claims on this server."""
     rows = await fetch(
         home.connection,
-        "read_namespace_roles",
         queries.inspect("namespace_roles"),
         [name for name, _ in namespaces],
         [uid for _, uid in namespaces],
         home.cluster,
         home.identity.system_identifier,
+        label="read_namespace_roles",
     )
     return {namespaces[row.get("place", int) - 1]: frozenset(row.some("roles", int)) for row in rows}
 
@@ -378,7 +378,7 @@ async def read_suspects(connection: Connection, role_names: Sequence[str]) -> di
     """
     try:
         query = queries.inspect("suspects")
-        rows = await fetch(connection, "read_suspects", query, list(role_names), seconds=_SUSPECTS_SECONDS)
+        rows = await fetch(connection, query, list(role_names), label="read_suspects", seconds=_SUSPECTS_SECONDS)
     except PgRoleError as error:
         if connection.is_closed():
             raise

@@ -146,7 +146,7 @@ def _expect(tag: str, count: int) -> None:
 
 async def _list(connection: Connection, selection: Selection) -> list[ListedClaim]:
     rows = await fetch(
-        connection, "", _sql("list"), selection.cluster, selection.namespace, selection.role, selection.released
+        connection, _sql("list"), selection.cluster, selection.namespace, selection.role, selection.released
     )
     return [_listed(row) for row in rows]
 

@@ -15,7 +15,7 @@ from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transien
 from pgrole_controller.dsn import split_methods, verifies_by_default
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.authentication import Unacceptable
-from pgrole_controller.postgres.backend_memory import fetch_record, forgetting, register_array_types
+from pgrole_controller.postgres.backend_memory import fetch_records, forgetting, register_array_types
 from pgrole_controller.postgres.errors import LOST, StandbyError, shorten, translate, translate_errors
 from pgrole_controller.postgres.framing import VOLUME, NotPostgres
 from pgrole_controller.postgres.protocol import ConnectionLimits, check_messages, limiting, own_limits, reason_of
@@ -293,15 +293,15 @@ async def _enter(
         register_array_types(connection)
         try:
             with forgetting():
-                path = await fetch_record(connection, SEARCH_PATH)
-                check_search_path(path[0] if path else None)
-                row = await fetch_record(connection, queries.inspect("connection"))
-            if row is None:
+                paths = await fetch_records(connection, SEARCH_PATH)
+                check_search_path(paths[0][0] if paths else None)
+                rows = await fetch_records(connection, queries.inspect("connection"))
+            if not rows:
                 raise NotPostgres
         except BaseException:
             connection.terminate()
             raise
-    return connection, row
+    return connection, rows[0]
 
 
 def _check_usable(row: asyncpg.Record) -> None:

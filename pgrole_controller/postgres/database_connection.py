@@ -34,7 +34,7 @@ async def check_unreserved(connection: Connection, database: str) -> None:
     """Raises Transient if a superuser's connection, which is to be kept, took one of those that are reserved. With one
     for each of many databases, no administrator could connect any more.
     """
-    if (await fetch_row(connection, "", queries.inspect("reserved"))).get("reserved", bool):
+    if (await fetch_row(connection, queries.inspect("reserved"))).get("reserved", bool):
         raise Transient(
             Reason.DATABASE_ERROR,
             f'the controller stays out of database "{database}": the server has no connection left but those reserved '

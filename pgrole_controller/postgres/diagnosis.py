@@ -30,11 +30,11 @@ _SECONDS = 10.0
 
 async def read_server_facts(connection: Connection) -> ServerFacts:
     began, start = datetime.now(UTC), time.monotonic()
-    row = await fetch_row(connection, "", _query("server"), seconds=_SECONDS)
+    row = await fetch_row(connection, _query("server"), seconds=_SECONDS)
     took = time.monotonic() - start
     now = row.get("now", datetime)
     verified, expires = _read_certificate(connection)
-    settings = await fetch(connection, "", _query("settings"), seconds=_SECONDS)
+    settings = await fetch(connection, _query("settings"), seconds=_SECONDS)
     return ServerFacts(
         version=row.get("version", str),
         version_number=row.get("version_number", int),
@@ -71,7 +71,7 @@ def _read_certificate(connection: Connection) -> tuple[bool, datetime | None]:
 async def read_role_facts(connection: Connection, name: str | None) -> RoleFacts:
     """`name`: the controller's role; None: the role that logged in. Refused if it does not exist."""
     given = None if name is None else _bytes(name)
-    rows = await fetch(connection, "", _query("role"), given, seconds=_SECONDS)
+    rows = await fetch(connection, _query("role"), given, seconds=_SECONDS)
     if not rows:
         raise Refused(Reason.SERVER_NOT_READY, f'role "{name}" does not exist: give --login the controller\'s role')
     row = rows[0]
@@ -98,8 +98,8 @@ _FLAGS = (
 
 async def read_schema_facts(connection: Connection, role: str) -> SchemaFacts:
     """`role`: the controller's."""
-    row = await fetch_row(connection, "", _query("schema"), seconds=_SECONDS)
-    parts = await fetch_row(connection, "", queries.inspect("installation"), _bytes(role), seconds=_SECONDS)
+    row = await fetch_row(connection, _query("schema"), seconds=_SECONDS)
+    parts = await fetch_row(connection, queries.inspect("installation"), _bytes(role), seconds=_SECONDS)
     home = await read_home(connection)
     installed = await _read_stored(connection, "installation", "schema_version")
     return SchemaFacts(
@@ -118,14 +118,14 @@ async def read_schema_facts(connection: Connection, role: str) -> SchemaFacts:
 
 
 async def read_session_facts(connection: Connection, role: str) -> SessionFacts:
-    row = await fetch_row(connection, "", _query("sessions"), _bytes(role), seconds=_SECONDS)
+    row = await fetch_row(connection, _query("sessions"), _bytes(role), seconds=_SECONDS)
     return SessionFacts(row.get("server", int), row.get("database", int), row.get("role", int))
 
 
 async def read_event_trigger_facts(connection: Connection, role: str) -> EventTriggerFacts:
     """Reads the event triggers of the connected database."""
-    row = await fetch_row(connection, "", _query("event_triggers"), _bytes(role), seconds=_SECONDS)
-    setting = await fetch_row(connection, "", queries.inspect("event_triggers_off"), seconds=_SECONDS)
+    row = await fetch_row(connection, _query("event_triggers"), _bytes(role), seconds=_SECONDS)
+    setting = await fetch_row(connection, queries.inspect("event_triggers_off"), seconds=_SECONDS)
     return EventTriggerFacts(
         database=row.text("database"),
         installed=row.get("installed", int),
@@ -167,19 +167,19 @@ async def read_history_facts(connection: Connection, cluster: str | None) -> His
 
 async def read_suspending_settings(connection: Connection, role: str) -> tuple[tuple[bool, bool], ...]:
     """Returns, for each setting that suspends changes, whether it is set for the database and whether for the role."""
-    rows = await fetch(connection, "", _query("suspended"), _bytes(role), seconds=_SECONDS)
+    rows = await fetch(connection, _query("suspended"), _bytes(role), seconds=_SECONDS)
     return tuple((row.get("of_database", bool), row.get("of_role", bool)) for row in rows)
 
 
 async def read_old_transactions(connection: Connection) -> tuple[tuple[str, int], ...]:
     """Reads what holds back vacuum, and for how many seconds, oldest first."""
-    rows = await fetch(connection, "", _query("old_transactions"), seconds=_SECONDS)
+    rows = await fetch(connection, _query("old_transactions"), seconds=_SECONDS)
     return tuple((row.text("what"), row.get("seconds", int)) for row in rows)
 
 
 async def count_md5_roles(connection: Connection) -> int:
     """Counts roles with an MD5 verifier. Only for a login that may read pg_authid."""
-    return first(await fetch(connection, "", _query("md5_verifiers"), seconds=_SECONDS)).get("roles", int)
+    return first(await fetch(connection, _query("md5_verifiers"), seconds=_SECONDS)).get("roles", int)
 
 
 async def _read_stored(connection: Connection, table: str, query: str, *arguments: object) -> list[Row] | None:
@@ -187,7 +187,7 @@ async def _read_stored(connection: Connection, table: str, query: str, *argument
     Raises Transient if another session holds a lock.
     """
     async with reading_table(connection, table) as found:
-        return await fetch(connection, "", _query(query), *arguments, seconds=_SECONDS) if found.readable else None
+        return await fetch(connection, _query(query), *arguments, seconds=_SECONDS) if found.readable else None
 
 
 def _bytes(name: str) -> bytes:

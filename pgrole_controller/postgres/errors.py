@@ -255,10 +255,10 @@ _CLOSED_MEANWHILE = "cannot switch to"
 
 
 @contextmanager
-def translate_errors(statement: str = "") -> Iterator[None]:
+def translate_errors(label: str = "") -> Iterator[None]:
     """Translates asyncpg's exceptions into PgRoleErrors by the table of SQLSTATEs.
 
-    `statement`: label of the metric of the duration, which includes failures; empty: not measured.
+    `label`: of the metric of the duration, which includes failures; empty: not measured.
     """
     began = time.perf_counter()
     try:
@@ -272,12 +272,12 @@ def translate_errors(statement: str = "") -> Iterator[None]:
     except (PgRoleError, UnicodeEncodeError):  # UnicodeEncodeError: an argument cannot be sent
         raise
     except Exception as error:
-        if statement == "connect" and isinstance(error, ValueError):  # an invalid argument: `_naming`
+        if label == "connect" and isinstance(error, ValueError):  # an invalid argument: `_naming`
             raise
         raise UnexpectedError(error) from error
     finally:
-        if statement:
-            metrics.SQL_SECONDS.labels(statement).observe(time.perf_counter() - began)
+        if label:
+            metrics.SQL_SECONDS.labels(label).observe(time.perf_counter() - began)
 
 
 def translate(error: asyncpg.PostgresError) -> PgRoleError:

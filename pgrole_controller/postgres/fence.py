@@ -180,7 +180,7 @@ async def _call(connection: Connection, call: str, *, guarded: bool) -> int:
     statement = f"SELECT pg_catalog.set_config('pgrole.number', {call}::text, false)"
     with translate_errors("lead"):
         await connection.execute(f"{_LOCAL};\n{_guard(statement, guarded=guarded)}")
-        row = await fetch_row(connection, "", "SELECT pg_catalog.current_setting('pgrole.number')::bigint AS number")
+        row = await fetch_row(connection, "SELECT pg_catalog.current_setting('pgrole.number')::bigint AS number")
         return row.get("number", int)
 
 

@@ -45,7 +45,7 @@ async def find_history(connection: Connection) -> HistoryPlace:
     reading the table could run code of its owner.
     """
     history, claims = await find_tables(connection, "drift_history", "claim")
-    row = await fetch_row(connection, "", access_query(connection, "login"), seconds=_SECONDS)
+    row = await fetch_row(connection, access_query(connection, "login"), seconds=_SECONDS)
     database, login = row.text("database"), row.text("login")
     if history.unsafe:
         raise Refused(Reason.SERVER_NOT_READY, explain_unsafe("drift_history", database, login))
@@ -63,7 +63,7 @@ async def list_drifts(connection: Connection, since: datetime, role: str | None,
     PgRoleError.
     """
     query = resources.text("sql", "diagnosis", "history.sql")
-    rows = await fetch(connection, "", query, since, role, most, seconds=_SECONDS)
+    rows = await fetch(connection, query, since, role, most, seconds=_SECONDS)
     return [_drift(row) for row in rows]
 
 

@@ -75,9 +75,9 @@ async def prune_history(connection: Connection, config: HistoryConfig, cluster: 
     """
     query = resources.text("sql", "attribution", "prune_history.sql")
     keep = timedelta(seconds=config.retention_seconds)
-    await fetch(connection, "prune_history", query, keep, config.max_rows, cluster, seconds=_SECONDS)
+    await fetch(connection, query, keep, config.max_rows, cluster, label="prune_history", seconds=_SECONDS)
     question = resources.text("sql", "attribution", "more_history.sql")
-    found = first(await fetch(connection, "prune_history", question, config.max_rows, cluster, seconds=_SECONDS))
+    found = first(await fetch(connection, question, config.max_rows, cluster, label="prune_history", seconds=_SECONDS))
     return found.get("more", bool)
 
 
@@ -87,12 +87,12 @@ async def copy_history(database: Connection, home: Connection) -> int:
     A copy that was committed at home and not marked in the database is repeated, and changes nothing then.
     """
     question = resources.text("sql", "attribution", "history_to_copy.sql")
-    found = first(await fetch(database, "copy_history", question, MOST_COPIED, seconds=_SECONDS))
+    found = first(await fetch(database, question, MOST_COPIED, label="copy_history", seconds=_SECONDS))
     drifts = found.find_text("drifts")
     if drifts is None:
         return 0
     record = resources.text("sql", "attribution", "record_copies.sql")
-    await fetch(home, "copy_history", record, drifts.encode(), seconds=_SECONDS)
+    await fetch(home, record, drifts.encode(), label="copy_history", seconds=_SECONDS)
     mark = resources.text("sql", "attribution", "mark_copied.sql")
-    await fetch(database, "copy_history", mark, drifts.encode(), seconds=_SECONDS)
+    await fetch(database, mark, drifts.encode(), label="copy_history", seconds=_SECONDS)
     return found.get("count", int)

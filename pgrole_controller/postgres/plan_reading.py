@@ -126,7 +126,6 @@ async def read_owners(plan_session: PlanSession, keys: Collection[Key]) -> list[
     some = sorted(keys)
     rows = await fetch(
         session._connection,  # noqa: SLF001 -- its own kind
-        "",
         queries.inspect("owners"),
         [key.namespace for key in some],
         [key.name for key in some],
@@ -144,7 +143,6 @@ async def read_claiming_namespaces(plan_session: PlanSession, names: Collection[
         return []
     rows = await fetch(
         session._connection,  # noqa: SLF001 -- its own kind
-        "",
         queries.inspect("claiming_namespaces"),
         sorted(names),
     )
@@ -165,7 +163,7 @@ async def read_privileges(
     table = await find_table(connection, "applied")
     applied: dict[int, tuple[str, str]] | None = None
     if table.readable:
-        rows = await fetch(connection, "", queries.inspect("applied_digests"), list(oids))
+        rows = await fetch(connection, queries.inspect("applied_digests"), list(oids))
         applied = {}
         for row in rows:
             digest, _ = split_mark(row.get("digest", str))
@@ -183,7 +181,7 @@ async def read_passed_on(
     columns = [[pair[place] for pair in pairs] for place in range(3)]
     question = queries.privileges("passed_on", raw=has_raw_names(connection))
     found: dict[tuple[int, ObjectId], list[PassedOn]] = {}
-    for row in await fetch(connection, "", question, *columns):
+    for row in await fetch(connection, question, *columns):
         grantees = row.texts("grantees") + (("PUBLIC",) if row.get("to_public", bool) else ())
         place = row.get("role", int), ObjectId(CATALOGS[row.get("catalog", int)], row.get("oid", int))
         found.setdefault(place, []).append(PassedOn(row.get("privilege", str), row.text("column_name"), grantees))

@@ -58,10 +58,10 @@ class Poller:
         async with self._lock:
             rows = await fetch(
                 self._connection,
-                "poll",
                 self._query,
                 self._snapshot,
                 self._key,
+                label="poll",
                 seconds=ROUND_SECONDS,
                 reason=Reason.SERVER_NOT_READY,
             )

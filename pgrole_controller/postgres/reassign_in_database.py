@@ -144,7 +144,7 @@ async def _try(
 
 async def _exists(home: Connection, database: DependentDatabase) -> bool:
     query = "SELECT EXISTS (SELECT FROM pg_catalog.pg_database WHERE oid = $1) AS found"
-    return (await fetch_row(home, "reassign", query, database.oid)).get("found", bool)
+    return (await fetch_row(home, query, database.oid, label="reassign")).get("found", bool)
 
 
 async def find_place(connection: Connection) -> ConnectionPlace:
@@ -232,7 +232,7 @@ def reassign_sql(name: str) -> str:
 
 async def ask(connection: Connection, name: str, *arguments: object) -> list[Row]:
     """The rows of a question in sql/reassign. Raises PgRoleError."""
-    return await fetch(connection, "reassign", reassign_sql(name), *arguments, reason=Reason.SERVER_NOT_READY)
+    return await fetch(connection, reassign_sql(name), *arguments, label="reassign", reason=Reason.SERVER_NOT_READY)
 
 
 @asynccontextmanager

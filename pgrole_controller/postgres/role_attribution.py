@@ -174,7 +174,7 @@ async def _ask_statistics(connection: Connection, changed: ChangedRole) -> Drift
     except ValueError:  # a name in another encoding
         return None
     query = _query("statement_users").replace("statistics_schema", schema)
-    users = await fetch(connection, "statement_users", query, changed.role_name, seconds=_SECONDS)
+    users = await fetch(connection, query, changed.role_name, label="statement_users", seconds=_SECONDS)
     if len(users) != 1:
         return None
     return DriftAuthor(Evidence.STATISTICS, login=legible(users[0].get("name", bytes)))
@@ -225,9 +225,9 @@ def parse_noted_rows(noted: str) -> dict[int, tuple[int, ...]]:
     return found
 
 
-async def _ask(connection: Connection, statement: str, name: str, *arguments: object) -> list[Row]:
-    """The rows of a question in sql/attribution; `statement`: as in `fetch`. Raises PgRoleError."""
-    return await fetch(connection, statement, _query(name), *arguments, seconds=_SECONDS)
+async def _ask(connection: Connection, label: str, name: str, *arguments: object) -> list[Row]:
+    """The rows of a question in sql/attribution; `label`: as in `fetch`. Raises PgRoleError."""
+    return await fetch(connection, _query(name), *arguments, label=label, seconds=_SECONDS)
 
 
 def _query(name: str) -> str:

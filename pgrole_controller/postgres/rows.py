@@ -18,7 +18,7 @@ import anyio.lowlevel
 import asyncpg
 
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
-from pgrole_controller.postgres.backend_memory import fetch_record, fetch_records
+from pgrole_controller.postgres.backend_memory import fetch_records
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.errors import is_lacking, translate_errors
 
@@ -123,29 +123,28 @@ def _decode(value: bytes) -> str:
 
 async def fetch(
     connection: Connection,
-    statement: str,
     query: str,
     *arguments: object,
+    label: str = "",
     seconds: float | None = None,
     reason: Reason = Reason.DATABASE_ERROR,
 ) -> list[Row]:
     """The rows of a query. Raises PgRoleError; if asyncpg cannot decode a row, the server is at fault.
 
-    `statement`: label of the metric of its duration (empty: none). `seconds`: timeout. `reason`: of the errors that
-    reading a column raises later.
+    `label`: of the metric of its duration (empty: none). `seconds`: timeout. `reason`: of the errors that reading a
+    column raises later.
     """
-    with _decoding(statement):
+    with _decoding(label):
         records = await fetch_records(connection, query, *arguments, seconds=seconds)
     return [Row(record, reason) for record in records]
 
 
 async def fetch_row(
-    connection: Connection, statement: str, query: str, *arguments: object, seconds: float | None = None
+    connection: Connection, query: str, *arguments: object, label: str = "", seconds: float | None = None
 ) -> Row:
     """The single row of a query about the server. Raises PgRoleError; any error in the row is the server's fault."""
-    with _decoding(statement):
-        record = await fetch_record(connection, query, *arguments, seconds=seconds)
-    return first([] if record is None else [Row(record, Reason.SERVER_NOT_READY)])
+    rows = await fetch(connection, query, *arguments, label=label, seconds=seconds, reason=Reason.SERVER_NOT_READY)
+    return first(rows)
 
 
 def first(rows: Sequence[Row]) -> Row:
@@ -156,9 +155,9 @@ def first(rows: Sequence[Row]) -> Row:
 
 
 @contextmanager
-def _decoding(statement: str) -> Iterator[None]:
+def _decoding(label: str) -> Iterator[None]:
     """Raises PgRoleError for every error of PostgreSQL, and for rows that asyncpg cannot decode."""
-    with translate_errors(statement):
+    with translate_errors(label):
         try:
             yield
         except asyncpg.InterfaceError:  # some are ValueErrors as well

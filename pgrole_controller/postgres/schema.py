@@ -40,7 +40,7 @@ class Home:
 
 
 async def read_home(connection: Connection) -> Home:
-    row = await fetch_row(connection, "", queries.inspect("home"))
+    row = await fetch_row(connection, queries.inspect("home"))
     return Home(
         database=_text(row["database"]),
         recorded=row["recorded"],
@@ -275,7 +275,7 @@ async def _read_parts(connection: Connection) -> Row:
 
 
 async def _read_row(connection: Connection) -> Row:
-    return await fetch_row(connection, "", queries.inspect("installation"), None)
+    return await fetch_row(connection, queries.inspect("installation"), None)
 
 
 def _text(value: bytes) -> str:

@@ -40,13 +40,13 @@ class ListedDatabase:
 
 async def read_role_names(connection: Connection) -> list[NamedRole]:
     """All roles, by name. Bytes of names that are not UTF-8 are surrogates. Raises PgRoleError."""
-    rows = await fetch(connection, "", queries.inspect("every_role"))
+    rows = await fetch(connection, queries.inspect("every_role"))
     return [NamedRole(row.get("oid", int), row.text("name")) for row in rows]
 
 
 async def read_databases(connection: Connection) -> list[ListedDatabase]:
     """All databases, by name. Raises PgRoleError."""
-    rows = await fetch(connection, "", queries.inspect("every_database"))
+    rows = await fetch(connection, queries.inspect("every_database"))
     return [
         ListedDatabase(row.text("name"), row.get("connectable", bool), row.get("allows_connections", bool))
         for row in rows
@@ -79,7 +79,7 @@ async def _fetch(connection: Connection, names: Sequence[str]) -> list[Row]:
         raise ValueError("a role's name that is not UTF-8 cannot be asked for")
     query = queries.inspect_from("roles", claims="claims_in_status", verifiers="no_verifiers")
     nothing: list[object] = [""] * len(names)
-    return await fetch(connection, "", query, list(names), nothing, nothing, "", 0, [], [], [])
+    return await fetch(connection, query, list(names), nothing, nothing, "", 0, [], [], [])
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ async def read_unheld(connection: Connection, asked: Sequence[HeldQuestion]) -> 
     committed is seen by the next statement. Raises PgRoleError.
     """
     databases = sorted(frozenset[str]().union(*(one.databases for one in asked)))
-    rows = await fetch(connection, "", queries.inspect("databases_being_served"), databases)
+    rows = await fetch(connection, queries.inspect("databases_being_served"), databases)
     served = {row.get("database", str) for row in rows}
     pairs = [
         (place, one.role, name)
@@ -107,7 +107,6 @@ async def read_unheld(connection: Connection, asked: Sequence[HeldQuestion]) -> 
     ]
     rows = await fetch(
         connection,
-        "",
         queries.inspect("databases_with_privileges"),
         [role for _, role, _ in pairs],
         [name for _, _, name in pairs],
@@ -125,5 +124,5 @@ async def read_owning(connection: Connection, roles: Collection[int], databases:
     if not (roles and databases):
         return frozenset()
     query = queries.inspect("databases_with_owned_objects")
-    rows = await fetch(connection, "", query, sorted(roles), sorted(databases))
+    rows = await fetch(connection, query, sorted(roles), sorted(databases))
     return frozenset(row.get("database", str) for row in rows)

@@ -116,7 +116,7 @@ class Session:
     async def read_database_name(self) -> str:
         """The name of the home database."""
         query = "SELECT pg_catalog.textsend(pg_catalog.current_database()::text) AS database"
-        return (await fetch_row(self._connection, "", query)).text("database")
+        return (await fetch_row(self._connection, query)).text("database")
 
     async def is_suspended(self) -> bool:
         """Whether a superuser has suspended all changes."""
@@ -191,7 +191,7 @@ class Session:
         wrote them before, latest first.
         """
         query = resources.text("sql", "attribution", "noted_rows.sql")
-        return parse_noted_rows((await fetch_row(self._connection, "", query)).text("drifted"))
+        return parse_noted_rows((await fetch_row(self._connection, query)).text("drifted"))
 
     async def apply_plans(
         self, plans: Sequence[Plan], *, enforcing: bool = False, notes_rows: bool = False

@@ -133,7 +133,7 @@ class StatusClaims:
             try:
                 async with limited_transaction(connection), connection.transaction():
                     await connection.execute(script)
-                    rows = await fetch(connection, "", _OIDS, new) if new else []
+                    rows = await fetch(connection, _OIDS, new) if new else []
                     created = {row.get("name", str): row.get("oid", int) for row in rows}
             except PgRoleError as error:
                 if connection.is_closed() or isinstance(error.__cause__, TimeoutError):

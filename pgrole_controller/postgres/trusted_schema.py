@@ -71,7 +71,7 @@ async def _begin(connection: Connection) -> None:
         await connection.execute(f"ROLLBACK;\nBEGIN;\n{queries.guard()}")
     if connection not in _usual:
         with forgetting():
-            row = await fetch_row(connection, "", queries.inspect("usual_schema"))
+            row = await fetch_row(connection, queries.inspect("usual_schema"))
         _usual[connection] = False  # if this ends here, the statement may exist or not
         if row.get("usual", bool):
             await connection.execute(queries.prepare_usual_guard())
@@ -163,7 +163,7 @@ async def _lock(connection: Connection, name: str) -> bool:
 
 
 async def _ask(connection: Connection, name: str, locked: bool) -> StoredTable:
-    row = await fetch_row(connection, "", queries.inspect("own_table"), name)
+    row = await fetch_row(connection, queries.inspect("own_table"), name)
     return StoredTable(
         present=row.get("present", bool) and (row.get("has_table", bool) or name != "claim"),
         exists=row.get("has_table", bool),

@@ -132,10 +132,10 @@ _QUEUE_IS_FULL = "54000"
 
 
 @contextmanager
-def _notifying(statement: str = "") -> Iterator[None]:
+def _notifying(label: str = "") -> Iterator[None]:
     """As `translate_errors`. Raises QueueFull where that is the cause."""
     try:
-        with translate_errors(statement):
+        with translate_errors(label):
             yield
     except PgRoleError as error:
         if sqlstate_of(error) != _QUEUE_IS_FULL:
@@ -250,7 +250,7 @@ async def listen_in_database(connection: Connection, on_notice: Callable[[], Non
     another session. Raises NotDelivered, and other PgRoleErrors.
     """
     greeted, hello = anyio.Event(), greeting(secrets.token_hex(8))
-    row = await fetch_row(connection, "", resources.text("sql", "events", "place.sql"))
+    row = await fetch_row(connection, resources.text("sql", "events", "place.sql"))
     own = row.get("pid", int)
 
     def receive(noted: list[tuple[int, bytes]], left_out: bool) -> None:
@@ -309,7 +309,7 @@ async def watch(watcher: Connection, guarded: bool) -> NoReturn:
 async def is_listening(connection: Connection) -> bool:
     """Also notices a lost connection. Raises PgRoleError."""
     query = "SELECT channel FROM pg_catalog.pg_listening_channels() AS l (channel)"
-    channels = await fetch(connection, "heartbeat", query, seconds=_HEARTBEAT_DEADLINE)
+    channels = await fetch(connection, query, label="heartbeat", seconds=_HEARTBEAT_DEADLINE)
     return CHANNEL in {row.get("channel", str) for row in channels}
 
 
@@ -335,4 +335,4 @@ async def keep_alive(listener: Connection, lock: anyio.Lock) -> NoReturn:
 async def read_clock(connection: Connection) -> float:
     """The server's clock in seconds since 1970. Raises PgRoleError."""
     query = "SELECT EXTRACT(epoch FROM pg_catalog.clock_timestamp())::pg_catalog.float8 AS clock"
-    return (await fetch_row(connection, "", query, seconds=_HEARTBEAT_DEADLINE)).get("clock", float)
+    return (await fetch_row(connection, query, seconds=_HEARTBEAT_DEADLINE)).get("clock", float)

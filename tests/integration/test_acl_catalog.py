@@ -565,7 +565,7 @@ async def test_as_many_search_paths_as_are_read_at_most_may_name_any_schema(db: 
 async def test_search_paths_that_are_not_asked_for_may_name_any_schema(db: AclDatabase) -> None:
     await db.run("ALTER ROLE {owner} SET search_path = app")
     asked = ask_facts(db.connection, (), search_paths=False)
-    facts, _ = facts_of(await fetch_row(db.connection, "", asked.question, *asked.arguments))
+    facts, _ = facts_of(await fetch_row(db.connection, asked.question, *asked.arguments))
     assert facts.search_paths_cut
     assert facts.search_path_schemas == set()
 

@@ -728,7 +728,7 @@ async def test_what_is_stored_about_all_roles_is_read_in_parts(world: DatabaseWo
     async with connect(Endpoint(world.server.dsn(database=world.database)), "test") as connection:
         for roles, in_row in (([1, 2, 2002, 2099], [1, 2]), ([*range(1, 2100)], [])):
             question = ask_state(roles, "postgres", stores=True)
-            row = await fetch_row(connection, "", question.question, *question.arguments)
+            row = await fetch_row(connection, question.question, *question.arguments)
             state = StoredState.of(row, stores=True)
             assert [role for role in roles if state.find(role)] == in_row
             state = await read_left_out(connection, state, [1, 2002, 2099])
@@ -799,6 +799,6 @@ async def test_search_paths_of_many_routines_fit_beside_other_answers(
         """)
     async with connect(Endpoint(world.server.dsn(database=world.database)), "test") as connection:
         question = ask_facts(connection, (), search_paths=True)
-        row = await fetch_row(connection, "", question.question, *question.arguments)
+        row = await fetch_row(connection, question.question, *question.arguments)
         assert sum(len(path) for path in row.some("search_paths", bytes)) <= 2_000_000
         assert facts_of(row)[0].search_paths_cut

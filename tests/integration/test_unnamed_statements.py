@@ -88,12 +88,12 @@ async def test_a_forgotten_query_has_the_same_answer(server: PostgresServer) -> 
     query = "SELECT n, n::text::bytea AS t FROM generate_series(1, $1::int) AS n"
     async with connect(Endpoint(server.dsn()), "test") as connection:
         with forgetting():
-            rows = await fetch(connection, "", query, 3)
-            row = await fetch_row(connection, "", query, 3)
+            rows = await fetch(connection, query, 3)
+            row = await fetch_row(connection, query, 3)
         assert [one.get("n", int) for one in rows] == [1, 2, 3]
         assert row.text("t") == "1"
         assert await prepared(connection) == []
-        await fetch(connection, "", query, 3)
+        await fetch(connection, query, 3)
         assert await prepared(connection) == [query]
 
 
@@ -101,8 +101,8 @@ async def test_a_forgotten_query_can_fail_and_time_out(server: PostgresServer) -
     async with connect(Endpoint(server.dsn()), "test") as connection:
         for query in ("SELECT 1 / ($1::int - 1)", "SELECT nothing FROM nowhere WHERE $1::int = 1"):
             with forgetting(), pytest.raises(PgRoleError):
-                await fetch(connection, "", query, 1)
+                await fetch(connection, query, 1)
         with forgetting(), pytest.raises(PgRoleError, match=re.compile("time", re.IGNORECASE)):
-            await fetch(connection, "", "SELECT pg_catalog.pg_sleep($1)", 20.0, seconds=0.1)
+            await fetch(connection, "SELECT pg_catalog.pg_sleep($1)", 20.0, seconds=0.1)
         with forgetting():
-            assert (await fetch_row(connection, "", "SELECT 5 AS five")).get("five", int) == 5
+            assert (await fetch_row(connection, "SELECT 5 AS five")).get("five", int) == 5

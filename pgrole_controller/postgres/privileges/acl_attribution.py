@@ -145,7 +145,9 @@ def _portions(rows: Iterable[ChangedRow]) -> Iterator[list[ChangedRow]]:
 async def _read_last_events(connection: Connection, tags: Sequence[str]) -> list[DdlEvent]:
     """The last MOST_LAST with these tags that other sessions than the controller's caused."""
     query = resources.text("sql", "attribution", "last_events.sql")
-    rows = await fetch(connection, "attribute", query, list(tags), MOST_LAST, MOST_RECENT, seconds=ATTRIBUTION_SECONDS)
+    rows = await fetch(
+        connection, query, list(tags), MOST_LAST, MOST_RECENT, label="attribute", seconds=ATTRIBUTION_SECONDS
+    )
     return [read_event(row) for row in rows]
 
 
@@ -153,7 +155,7 @@ async def _read_stored(connection: Connection, roles: Sequence[str]) -> dict[str
     """Returns, by role name, the transaction in which the controller last stored what it applied for the role."""
     query = resources.text("sql", "attribution", "stored_applied.sql")
     stored = {storable(role).encode(): role for role in roles}  # names in other encodings, too
-    rows = await fetch(connection, "attribute", query, list(stored), seconds=ATTRIBUTION_SECONDS)
+    rows = await fetch(connection, query, list(stored), label="attribute", seconds=ATTRIBUTION_SECONDS)
     return {stored[row.get("role_name", bytes)]: row.get("xid", int) for row in rows}
 
 
@@ -161,7 +163,7 @@ async def read_events(connection: Connection, xmins: Sequence[int]) -> dict[int,
     """The events that may have written the rows with these xmins; only those with at least one. Raises PgRoleError."""
     query = resources.text("sql", "attribution", "events.sql")
     rows = await fetch(
-        connection, "attribute", query, list(xmins), MOST_EVENTS, MOST_RECENT, seconds=ATTRIBUTION_SECONDS
+        connection, query, list(xmins), MOST_EVENTS, MOST_RECENT, label="attribute", seconds=ATTRIBUTION_SECONDS
     )
     return group_by_row([(row.get("xmin", int), read_event(row)) for row in rows])
 

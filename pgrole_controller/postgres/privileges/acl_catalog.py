@@ -118,7 +118,7 @@ async def _read_acls(
     except TooManyObjects:
         pass
     size = max(1, PORTION_OBJECTS // expansion(connection) ** 2)  # with the ACL, names of several bytes a character fit
-    row = await fetch_row(connection, "", queries.privileges("portions"), size)
+    row = await fetch_row(connection, queries.privileges("portions"), size)
     found: list[ObservedAcl] = []
     largest = 0
     for after, end in itertools.pairwise([0, *row.some("ends", int), LAST_OID]):
@@ -195,7 +195,7 @@ def _is_utf8(name: bytes) -> bool:
 async def read_schemas(connection: Connection) -> dict[int, str]:
     """Reads the names of all schemas by oid, except those of temporary tables."""
     question = _query(connection, "schemas")
-    rows = await fetch_pages(connection, "read_schemas", question, key="oid::bigint", size="250")
+    rows = await fetch_pages(connection, question, label="read_schemas", key="oid::bigint", size="250")
     return {row.get("oid", int): row.text("name") for row in rows}
 
 
@@ -203,7 +203,7 @@ async def read_columns(connection: Connection, tables: Sequence[int]) -> dict[Ob
     """Reads the columns of those of these relations that exist."""
     found: dict[ObjectId, frozenset[str]] = {}
     for some in _portions(tables, _TABLES_WITH_COLUMNS):
-        for row in await fetch_pages(connection, "read_columns", _query(connection, "column_names"), some):
+        for row in await fetch_pages(connection, _query(connection, "column_names"), some, label="read_columns"):
             found[ObjectId("pg_class", row.get("relation", int))] = frozenset(row.text("columns").split("\0"))
             await anyio.lowlevel.checkpoint()
     return found
@@ -217,7 +217,7 @@ async def read_defaults(
     """
     question = _query(connection, "defaults")
     names = None if schemas is None else [name.encode(errors="surrogateescape") for name in schemas]
-    rows: Sequence[Row] = await fetch_pages(connection, "read_defaults", question, list(grantees), names)
+    rows: Sequence[Row] = await fetch_pages(connection, question, list(grantees), names, label="read_defaults")
     rows = await read_long_defaults(connection, question, rows, grantees, names)
     return [
         DefaultAcl(
@@ -242,7 +242,7 @@ async def read_older(
     catalogs = {name: oid for oid, name in names.items()}
     pairs = [(role, catalogs[one.catalog], one.oid) for role, one in asked]
     columns = [[pair[place] for pair in pairs] for place in range(3)]
-    rows = await fetch(connection, "read_objects", queries.privileges("older"), *columns)
+    rows = await fetch(connection, queries.privileges("older"), *columns, label="read_objects")
     return frozenset(
         (row.get("role", int), ObjectId(names[row.get("catalog", int)], row.get("oid", int))) for row in rows
     )
@@ -251,7 +251,7 @@ async def read_older(
 async def read_facts(connection: Connection, creators: Collection[str]) -> tuple[DatabaseFacts, dict[str, int]]:
     """What policies need to know of the database, and the oids of those of these roles that exist, by name."""
     asked = ask_facts(connection, creators, search_paths=True)
-    return facts_of(await fetch_row(connection, "read_facts", asked.question, *asked.arguments))
+    return facts_of(await fetch_row(connection, asked.question, *asked.arguments, label="read_facts"))
 
 
 def ask_facts(connection: Connection, creators: Collection[str], *, search_paths: bool) -> SingleRow:
@@ -326,7 +326,7 @@ async def _read_objects(
     """`touched`: objects in other schemas are left out unless a grantee holds something there. `columns`: entries to
     add; None: they are read. Returns the objects, and a row with the answer to the question `beside`.
     """
-    rows = await fetch_pages(connection, "read_privileges", query, *arguments, beside=beside)
+    rows = await fetch_pages(connection, query, *arguments, label="read_privileges", beside=beside)
     groups = [read_group(row) for row in rows if row.find("catalog", int) is not None]
     answer = rows[0] if rows else Row({})
     if touched is not None:
@@ -360,7 +360,7 @@ async def _read_arguments(connection: Connection, oids: Sequence[int]) -> dict[i
     while routines or types:
         asked, routines = routines[:_ARGUMENTS], routines[_ARGUMENTS:]
         question = _query(connection, "arguments")
-        rows = await fetch(connection, "read_arguments", question, asked, types[:_TYPES])
+        rows = await fetch(connection, question, asked, types[:_TYPES], label="read_arguments")
         names |= {row.get("type", int): row.text("name") for row in rows if row.find("name", bytes) is not None}
         lists = {numbers(row, "types"): numbers(row, "routines") for row in rows if row.find("name", bytes) is None}
         signatures |= {oid: types_of for types_of, found in lists.items() for oid in found}
@@ -378,7 +378,7 @@ async def _read_arguments(connection: Connection, oids: Sequence[int]) -> dict[i
 
 
 async def _read_members(connection: Connection) -> frozenset[ObjectId]:
-    rows = await fetch(connection, "read_extensions", _query(connection, "extension_members"))
+    rows = await fetch(connection, _query(connection, "extension_members"), label="read_extensions")
     row = first(rows)
     members = row.find("members", bytes) or b""
     if len(members) % MEMBER.size:

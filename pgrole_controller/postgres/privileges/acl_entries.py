@@ -44,7 +44,7 @@ async def read_long_acls(
             entries: list[AclEntry] = []
             for some in _divide(grantees):
                 arguments = named_objects(some, group.oids[:1])
-                for row in await fetch_pages(connection, "read_privileges", question, *arguments):
+                for row in await fetch_pages(connection, question, *arguments, label="read_privileges"):
                     # An object of another catalog can have the same oid.
                     same = row.get("catalog", int) == group.row.get("catalog", int)
                     entries += read_entries(row) if same else ()
@@ -63,7 +63,7 @@ async def read_long_defaults(
         return rows
     found: list[Row] = []
     for some in _divide(grantees):
-        found += await fetch_pages(connection, "read_defaults", question, some, schemas)
+        found += await fetch_pages(connection, question, some, schemas, label="read_defaults")
     return found
 
 
@@ -89,7 +89,9 @@ async def read_column_entries(
     all with an oid above `after`, up to `end`.
     """
     found: dict[int, ColumnEntries] = {}
-    for row in await fetch_pages(connection, "read_column_privileges", question, list(grantees), tables, after, end):
+    for row in await fetch_pages(
+        connection, question, list(grantees), tables, after, end, label="read_column_privileges"
+    ):
         names, versions = row.text("columns").split("\0"), numbers(row, "versions")
         if len(names) != len(versions):
             raise row.wrong("columns")

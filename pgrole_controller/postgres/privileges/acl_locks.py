@@ -121,7 +121,7 @@ async def find_busy(connection: Connection, some: Collection[AclRepair | Default
     """Returns the keys of what other transactions keep from being changed. Raises PgRoleError."""
     objects = [one.observed.object.id.oid for one in some if isinstance(one, AclRepair)]
     creators = list({one.creator for one in some if isinstance(one, DefaultAclChange)})
-    rows = await fetch(connection, "", queries.privileges("busy", raw=has_raw_names(connection)), objects, creators)
+    rows = await fetch(connection, queries.privileges("busy", raw=has_raw_names(connection)), objects, creators)
     return {_read_key(row) for row in rows}
 
 
@@ -166,7 +166,7 @@ async def explain_session(error: PgRoleError, endpoint: Endpoint, database: str)
 
 
 async def _read_locks(connection: Connection) -> list[Row]:
-    return await fetch(connection, "", queries.privileges("own_locks", raw=has_raw_names(connection)))
+    return await fetch(connection, queries.privileges("own_locks", raw=has_raw_names(connection)))
 
 
 def _tell_locked(table: str, rows: list[Row]) -> PgRoleError:

@@ -116,5 +116,5 @@ async def _share_turn(repair: AclRepair) -> None:
 
 
 async def _read_role_names(connection: Connection, oids: Collection[int]) -> dict[int, str]:
-    rows = await fetch(connection, "", queries.privileges("role_names", raw=has_raw_names(connection)), list(oids))
+    rows = await fetch(connection, queries.privileges("role_names", raw=has_raw_names(connection)), list(oids))
     return {row.get("oid", int): row.text("name") for row in rows}

@@ -203,6 +203,4 @@ def _ask(what: str, statements: Collection[str]) -> str:
 
 
 async def _read_actors(connection: Connection, names: Iterable[str]) -> list[Row]:
-    return await fetch(
-        connection, "", queries.privileges("actors", raw=has_raw_names(connection)), *divide_names(names)
-    )
+    return await fetch(connection, queries.privileges("actors", raw=has_raw_names(connection)), *divide_names(names))

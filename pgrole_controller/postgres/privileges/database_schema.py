@@ -93,8 +93,8 @@ async def inspect_database(connection: Connection) -> DatabaseInstallation:
     Raises Refused for a schema that is more than one version newer.
     """
     with translate_errors("install"):
-        parts = await fetch_row(connection, "", queries.inspect("installation"), None)
-        row = await fetch_row(connection, "", queries.inspect("database_installation"))
+        parts = await fetch_row(connection, queries.inspect("installation"), None)
+        row = await fetch_row(connection, queries.inspect("database_installation"))
         version = None
         if not parts["foreign_parts"] and row.get("versioned", bool):
             version = await schema.read_version(connection, parts)
@@ -123,13 +123,13 @@ async def inspect_database(connection: Connection) -> DatabaseInstallation:
 
 async def _find_setting(connection: Connection, database: str) -> str:
     """As `switched_off`. `database`: quoted."""
-    row = await fetch_row(connection, "", queries.inspect("event_triggers_off"))
+    row = await fetch_row(connection, queries.inspect("event_triggers_off"))
     of_database = row.find("of_database", bool)
     if of_database is not None:
         where = f"ALTER DATABASE {database}" if of_database else "ALTER ROLE ALL"
         return f"event_triggers is off: {where} RESET event_triggers" if row.get("off", bool) else ""
     if row.get("ask_configuration", bool):
-        row = await fetch_row(connection, "", queries.inspect("configured_event_triggers"))
+        row = await fetch_row(connection, queries.inspect("configured_event_triggers"))
     return "event_triggers is off in the server's configuration" if row.get("configured_off", bool) else ""
 
 

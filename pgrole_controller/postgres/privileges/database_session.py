@@ -186,7 +186,7 @@ class DatabaseSession:
         """
         async with self.lock:
             with forgetting():
-                row = await fetch_row(self.connection, "", _query("place"), seconds=_DEADLINE)
+                row = await fetch_row(self.connection, _query("place"), seconds=_DEADLINE)
                 found = await inspect_database(self.connection)
         if not row.get("accepting", bool):
             raise refusing_connections(self.database)
@@ -359,7 +359,7 @@ class DatabaseSession:
         before = ""
         while True:
             async with self.lock:
-                row = await fetch_row(self.connection, "", _query("snapshot"), seconds=_DEADLINE)
+                row = await fetch_row(self.connection, _query("snapshot"), seconds=_DEADLINE)
             snapshot = row.get("snapshot", str)
             if snapshot != before:
                 before = snapshot

@@ -226,7 +226,7 @@ class EventReader:
     async def begin(self) -> None:
         """Counts everything committed from now on as new. A full read must follow. Raises PgRoleError."""
         query = resources.text("sql", "events", "snapshot.sql")
-        row = await fetch_row(self.connection, "events", query)
+        row = await fetch_row(self.connection, query, label="events")
         self.snapshot = row.get("snapshot", str)
 
     async def read(self, *, gated: bool = False) -> PrivilegeRead:
@@ -236,10 +236,10 @@ class EventReader:
         async with trusting(self.connection, guarded=self.guarded):
             rows = await fetch(
                 self.connection,
-                "events",
                 self._query,
                 self.snapshot,
                 gated,
+                label="events",
                 seconds=_SECONDS,
                 reason=Reason.SERVER_NOT_READY,
             )

@@ -107,7 +107,7 @@ async def _find_closed_schemas(connection: Connection, statement: GrantStatement
     )
     grantor = divide_names([statement.acting_as])
     question = queries.privileges("closed_schemas", raw=has_raw_names(connection))
-    rows = await fetch(connection, "", question, *grantor, relations, routines)
+    rows = await fetch(connection, question, *grantor, relations, routines)
     found = [(ObjectId("pg_namespace", row.get("oid", int)), row.text("name")) for row in rows]
     return [DatabaseObject(schema, ObjectKind.SCHEMA, name, name, 0, "") for schema, name in found]
 
@@ -120,7 +120,7 @@ async def _find_lost_options(connection: Connection, statement: GrantStatement) 
     columns = [one.encode(errors="surrogateescape") for one in statement.columns]
     oids = [one.oid for one in statement.objects]
     question = queries.privileges("lost_options", raw=has_raw_names(connection))
-    rows = await fetch(connection, "", question, *grantor, oids, columns, list(statement.privileges))
+    rows = await fetch(connection, question, *grantor, oids, columns, list(statement.privileges))
     return [
         AclChange(
             DatabaseObject(

@@ -82,7 +82,7 @@ class OwnSession:
 
 async def read_own_session(connection: Connection) -> OwnSession:
     """Raises PgRoleError."""
-    row = await fetch_row(connection, "", resources.text("sql", "events", "own_session.sql"))
+    row = await fetch_row(connection, resources.text("sql", "events", "own_session.sql"))
     return OwnSession(
         row.get("snapshot", str), row.get("pid", int), row.get("transactions", str), row.get("bytes", int)
     )
@@ -115,7 +115,7 @@ class UnexplainedWrites:
         connection = another or self.connection
         async with trusting(connection, guarded=self.guarded):
             row = await fetch_row(
-                connection, "unexplained", query, self.snapshot, *known, seconds=_UNEXPLAINED_DEADLINE
+                connection, query, self.snapshot, *known, label="unexplained", seconds=_UNEXPLAINED_DEADLINE
             )
         before, self.snapshot = self.snapshot, row.get("snapshot", str)
         found, told = frozenset(row.some("found", int)), self._told
@@ -152,11 +152,11 @@ class Fingerprints:
         with forgetting() if self._events else nullcontext():
             rows = await fetch(
                 another or self._connection,
-                "fingerprint",
                 resources.text("sql", "events", "fingerprint.sql"),
                 self.snapshot,
                 self._key,
                 list(self.tables),
+                label="fingerprint",
                 seconds=_FINGERPRINT_DEADLINE,
                 reason=Reason.SERVER_NOT_READY,
             )

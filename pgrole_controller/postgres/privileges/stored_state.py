@@ -111,7 +111,7 @@ async def move_applied(connection: Connection, server: int, *, guarded: bool) ->
     """
     with forgetting():
         async with trusting(connection, guarded=guarded):
-            row = await fetch_row(connection, "applied", _query("foreign_applied"), str(server))
+            row = await fetch_row(connection, _query("foreign_applied"), str(server), label="applied")
             if row.get("foreign", bool):
                 with translate_errors("applied"):
                     await connection.execute(_query("move_applied"), str(server))
@@ -123,7 +123,7 @@ async def read_left_out(connection: Connection, state: StoredState, roles: Colle
     wanted = [role for role in roles if state.find(role) is None] if state.incomplete else []
     if not wanted:
         return state
-    rows = await fetch_pages(connection, "applied", _query("applied"), wanted, False)
+    rows = await fetch_pages(connection, _query("applied"), wanted, False, label="applied")
     return replace(state, _applied={**state._applied, **dict(_read_applied(rows))})  # noqa: SLF001 -- its own kind
 
 
@@ -133,9 +133,9 @@ async def read_state(connection: Connection, roles: Sequence[int], home: str, *,
     """
     suspended = _ask_suspended(home)
     if not stores:
-        row = await fetch_row(connection, "applied", suspended.question, *suspended.arguments)
+        row = await fetch_row(connection, suspended.question, *suspended.arguments, label="applied")
         return StoredState.of(row, stores=False)
-    rows = await fetch_pages(connection, "applied", _query("applied"), list(roles), True, beside=suspended)
+    rows = await fetch_pages(connection, _query("applied"), list(roles), True, label="applied", beside=suspended)
     row = first(rows)
     return StoredState(row.get("suspended", bool), row.get("at", datetime), stores, dict(_read_applied(rows)))
 
