@@ -36,7 +36,7 @@ from pgrole_controller.local.display import Display
 from pgrole_controller.local.manifests import apply_crds, create_namespace
 from pgrole_controller.local.postgres import SUPERUSER, PostgresServer, postgres
 from pgrole_controller.local.process import Process, reached, tied_to_parent
-from pgrole_controller.postgres.watch import CHANNEL, EVERYTHING, read_names
+from pgrole_controller.postgres.watch import CHANNEL, EVERYTHING, read_payload
 
 if TYPE_CHECKING:
     Connection = asyncpg.Connection[Any]
@@ -69,7 +69,7 @@ class Probe:
     heard: anyio.Event = field(default_factory=anyio.Event)
 
     def hear(self, _connection: object, _pid: int, _channel: str, payload: object) -> None:
-        names = read_names(str(payload))
+        names = read_payload(str(payload)).roles
         if names is EVERYTHING or self.expected in names:
             self.heard.set()
 

@@ -17,7 +17,7 @@ from bench.drifts import Spread
 from bench.floors import READ_ROLE, time_rounds
 from bench.quantities import Quantiles
 from bench.stand import BenchStand, Connection
-from pgrole_controller.postgres.watch import CHANNEL, EVERYTHING, read_names
+from pgrole_controller.postgres.watch import CHANNEL, EVERYTHING, read_payload
 
 #: Unrelated commits per second on a busy server.
 BUSY_RATE = 200.0
@@ -78,7 +78,7 @@ class _RepairListener:
         self._expected, self._moments = name, []
 
     def receive(self, _connection: object, _pid: int, _channel: str, payload: object) -> None:
-        now, names = time.time(), read_names(str(payload))
+        now, names = time.time(), read_payload(str(payload)).roles
         if names is EVERYTHING or self._expected in names:
             self._moments.append(now)
             self._heard.set()

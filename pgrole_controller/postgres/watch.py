@@ -13,7 +13,7 @@ import math
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NoReturn, TypeAlias
+from typing import NamedTuple, NoReturn, TypeAlias
 
 import anyio
 
@@ -38,63 +38,44 @@ _LONGEST = 2000
 _LONGEST_NAME = 63
 
 
-def read_names(payload: str) -> tuple[str, ...] | None:
-    """The role names in a payload; EVERYTHING for `{"op": "many"}`; empty for a malformed payload."""
-    return _read(payload, "many", ("name", "was", "claim"))
+#: Names of roles or databases, or EVERYTHING.
+Names: TypeAlias = tuple[str, ...] | None
 
 
-def read_renamed(payload: str) -> tuple[str, ...] | None:
-    """The names in a payload that another role has now, or none; EVERYTHING as above; empty for any other payload."""
-    return _read(payload, "many", ("name", "was"), _is_about_a_name)
+class ChangedNames(NamedTuple):
+    """What one payload names. `renamed`: names that another role has now, or none."""
+
+    roles: Names = ()
+    renamed: Names = ()
+    databases: Names = ()
 
 
-def _is_about_a_name(message: Mapping[str, object]) -> bool:
-    return "was" in message or message.get("op") in ("insert", "delete")
-
-
-def read_databases(payload: str) -> tuple[str, ...] | None:
-    """The names of databases in a payload; EVERYTHING for `{"op": "databases"}`; empty for any other payload."""
-    return _read(payload, "databases", ("database", "database_was"))
-
-
-def _read(
-    payload: str,
-    all_of_them: str,
-    items: Sequence[str],
-    counts: Callable[[Mapping[str, object]], bool] = lambda _message: True,
-) -> tuple[str, ...] | None:
-    """`counts`: whether a message's names do."""
+def read_payload(payload: str) -> ChangedNames:
+    """`{"op": "many"}` means all roles, `{"op": "databases"}` all databases; a malformed payload names nothing."""
     if len(payload) > _LONGEST:
-        return ()
+        return ChangedNames()
     try:
         message = json.loads(payload)
     except (ValueError, RecursionError):
-        return ()
+        return ChangedNames()
     if not isinstance(message, dict):
-        return ()
-    if message.get("op") == all_of_them:
-        return EVERYTHING
-    names = (message.get(item) for item in (items if counts(message) else ()))
+        return ChangedNames()
+    op = message.get("op")
+    databases = EVERYTHING if op == "databases" else _read(message, "database", "database_was")
+    if op == "many":
+        return ChangedNames(EVERYTHING, EVERYTHING, databases)
+    is_about_a_name = "was" in message or op in ("insert", "delete")
+    renamed = _read(message, "name", "was") if is_about_a_name else ()
+    return ChangedNames(_read(message, "name", "was", "claim"), renamed, databases)
+
+
+def _read(message: Mapping[str, object], *items: str) -> tuple[str, ...]:
+    names = (message.get(item) for item in items)
     return tuple(name for name in names if isinstance(name, str) and len(name) <= _LONGEST_NAME)
 
 
 #: Called with names, or with EVERYTHING.
-OnNames: TypeAlias = Callable[[tuple[str, ...] | None], None]
-#: Returns the names in a payload, or EVERYTHING.
-ReadNames: TypeAlias = Callable[[str], tuple[str, ...] | None]
-
-
-def read_all(payloads: Iterable[bytes], read: ReadNames) -> tuple[set[str], bool]:
-    """The names in these payloads, and whether one of them means EVERYTHING."""
-    found: set[str] = set()
-    everything = False
-    for payload in set(payloads):
-        names = read(payload.decode(errors="replace"))
-        if names is EVERYTHING:
-            everything = True
-        else:
-            found.update(names)
-    return found, everything
+OnNames: TypeAlias = Callable[[Names], None]
 
 
 def greeting(token: str) -> str:
@@ -182,11 +163,11 @@ class NotificationHandler:
     def receive(self, noted: list[tuple[int, bytes]], left_out: bool) -> None:
         if not self.greeted.is_set() and any(payload == self._greeting for _, payload in noted):
             self.greeted.set()
-        ours = [payload for pid, payload in noted if pid == self._watcher_pid]
-        theirs = [payload for pid, payload in noted if pid != self._watcher_pid]
-        every_role = _pass_on(ours, theirs, read_names, self._on_change)
-        _pass_on(ours, theirs, read_renamed, self._on_rename)
-        every_database = _pass_on(ours, theirs, read_databases, self._on_database)
+        ours = _read_all(payload for pid, payload in noted if pid == self._watcher_pid)
+        theirs = _read_all(payload for pid, payload in noted if pid != self._watcher_pid)
+        every_role = _pass_on([one.roles for one in ours], [one.roles for one in theirs], self._on_change)
+        _pass_on([one.renamed for one in ours], [one.renamed for one in theirs], self._on_rename)
+        every_database = _pass_on([one.databases for one in ours], [one.databases for one in theirs], self._on_database)
         if left_out or every_role or every_database:
             self._announce_everything()
 
@@ -210,17 +191,20 @@ class NotificationHandler:
         self._on_database(None)
 
 
-def _pass_on(ours: list[bytes], theirs: list[bytes], read: ReadNames, on_names: OnNames) -> bool:
-    """Calls `on_names` with the names in these payloads, and with EVERYTHING if ours say so. Returns whether only other
-    sessions announced everything.
+def _read_all(payloads: Iterable[bytes]) -> list[ChangedNames]:
+    return [read_payload(payload.decode(errors="replace")) for payload in set(payloads)]
+
+
+def _pass_on(ours: Sequence[Names], theirs: Sequence[Names], on_names: OnNames) -> bool:
+    """Calls `on_names` with all these names, and with EVERYTHING if ours say so. Returns whether only other sessions
+    announced everything.
     """
-    names, everything = read_all(ours, read)
-    more, requested = read_all(theirs, read)
-    if names := names | more:
+    if names := {name for some in (*ours, *theirs) for name in some or ()}:
         on_names(tuple(names))
+    everything = EVERYTHING in ours
     if everything:
-        on_names(None)
-    return requested and not everything
+        on_names(EVERYTHING)
+    return EVERYTHING in theirs and not everything
 
 
 async def listen(

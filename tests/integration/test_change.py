@@ -12,7 +12,7 @@ import pytest_asyncio
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.schema import install
-from pgrole_controller.postgres.watch import read_names, read_renamed
+from pgrole_controller.postgres.watch import read_payload
 from tests.integration.sql_support import NotificationListener, listening, role_oid, seen_home
 
 HOLDS = "SELECT role_oid FROM pgrole.claim WHERE role_name = $1 AND released_at IS NULL"
@@ -176,7 +176,7 @@ async def test_a_notification_tells_whether_another_role_has_the_name(
         await listener.so_far()
         await home.execute("SELECT pgrole.observe()")
         (message,) = await listener.so_far()
-        assert read_renamed(json.dumps(message)) == names, statement
+        assert read_payload(json.dumps(message)).renamed == names, statement
 
 
 async def test_a_notification_omits_a_released_claim_and_one_under_the_same_name(
@@ -189,9 +189,9 @@ async def test_a_notification_omits_a_released_claim_and_one_under_the_same_name
 
 
 def test_the_claims_name_is_also_read_from_a_notification() -> None:
-    assert read_names('{"op": "delete", "oid": 5, "name": "renamed", "claim": "one"}') == ("renamed", "one")
-    assert read_names('{"op": "claim", "name": "one"}') == ("one",)
-    assert read_names('{"op": "delete", "name": "renamed", "claim": ["one"]}') == ("renamed",)
+    assert read_payload('{"op": "delete", "oid": 5, "name": "renamed", "claim": "one"}').roles == ("renamed", "one")
+    assert read_payload('{"op": "claim", "name": "one"}').roles == ("one",)
+    assert read_payload('{"op": "delete", "name": "renamed", "claim": ["one"]}').roles == ("renamed",)
 
 
 async def test_a_claim_that_is_released_or_changes_hands_is_notified(

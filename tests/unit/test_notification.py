@@ -13,28 +13,27 @@ from pgrole_controller.postgres import watch
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.watch import (
     EVERYTHING,
+    ChangedNames,
     NotificationHandler,
     greeting,
-    read_databases,
-    read_names,
-    read_renamed,
+    read_payload,
 )
 from tests.timelapse import in_timelapse
 
 
 def test_a_payload_names_the_role_and_its_former_name() -> None:
-    assert read_names('{"op":"insert","oid":1,"name":"app"}') == ("app",)
-    assert read_names('{"op":"update","oid":1,"name":"new","was":"old"}') == ("new", "old")
-    assert read_names('{"op":"many"}') is EVERYTHING
+    assert read_payload('{"op":"insert","oid":1,"name":"app"}').roles == ("app",)
+    assert read_payload('{"op":"update","oid":1,"name":"new","was":"old"}').roles == ("new", "old")
+    assert read_payload('{"op":"many"}').roles is EVERYTHING
 
 
 def test_a_payload_tells_which_names_another_role_has_now() -> None:
-    assert read_renamed('{"op":"insert","oid":1,"name":"app"}') == ("app",)
-    assert read_renamed('{"op":"delete","oid":1,"name":"app","claim":"one"}') == ("app",)
-    assert read_renamed('{"op":"update","oid":1,"name":"new","was":"old"}') == ("new", "old")
-    assert read_renamed('{"op":"many"}') is EVERYTHING
+    assert read_payload('{"op":"insert","oid":1,"name":"app"}').renamed == ("app",)
+    assert read_payload('{"op":"delete","oid":1,"name":"app","claim":"one"}').renamed == ("app",)
+    assert read_payload('{"op":"update","oid":1,"name":"new","was":"old"}').renamed == ("new", "old")
+    assert read_payload('{"op":"many"}').renamed is EVERYTHING
     for other in ('"op":"update"', '"op":"claim"', '"op":["insert"]', '"op":"update","claim":"one"'):
-        assert read_renamed(f'{{{other},"oid":1,"name":"app"}}') == ()
+        assert read_payload(f'{{{other},"oid":1,"name":"app"}}').renamed == ()
 
 
 async def test_that_other_sessions_announce_all_roles_does_not_tell_that_each_was_renamed() -> None:
@@ -74,31 +73,30 @@ async def test_that_other_sessions_announce_all_roles_does_not_tell_that_each_wa
     ],
 )
 def test_a_payload_that_is_not_understood_names_no_role(payload: str) -> None:
-    assert read_names(payload) == ()
-    assert read_renamed(payload) == ()
+    assert read_payload(payload) == ChangedNames()
 
 
 @given(st.text(max_size=200) | st.recursive(st.none() | st.integers() | st.text(), st.lists).map(json.dumps))
 def test_no_payload_raises_an_error(payload: str) -> None:
-    names = read_names(payload)
-    assert names is EVERYTHING or all(isinstance(name, str) for name in names)
+    for names in read_payload(payload):
+        assert names is EVERYTHING or all(isinstance(name, str) for name in names)
 
 
 def test_a_greeting_is_unique_to_its_token_and_names_no_role() -> None:
     same = greeting("a")
     assert greeting("a") == same
     assert greeting("b") != same
-    assert read_names(greeting("a")) == ()
+    assert read_payload(greeting("a")).roles == ()
 
 
 def test_a_payload_about_a_database_names_no_role_and_vice_versa() -> None:
     payload = '{"op":"database","database":"new","database_was":"old"}'
-    assert read_databases(payload) == ("new", "old")
-    assert read_names(payload) == ()
-    assert read_databases('{"op":"databases"}') is EVERYTHING
-    assert read_names('{"op":"databases"}') == ()
-    assert read_databases('{"op":"update","oid":1,"name":"new","was":"old"}') == ()
-    assert read_databases('{"op":"many"}') == ()
+    assert read_payload(payload).databases == ("new", "old")
+    assert read_payload(payload).roles == ()
+    assert read_payload('{"op":"databases"}').databases is EVERYTHING
+    assert read_payload('{"op":"databases"}').roles == ()
+    assert read_payload('{"op":"update","oid":1,"name":"new","was":"old"}').databases == ()
+    assert read_payload('{"op":"many"}').databases == ()
 
 
 @pytest.mark.parametrize(
