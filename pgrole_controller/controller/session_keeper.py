@@ -36,11 +36,11 @@ from pgrole_controller.core.policy import ServerPolicy
 from pgrole_controller.core.reconnect import LONGEST_DELAY, Cause, Outage, add_failure
 from pgrole_controller.core.request import Key, Rank, RequestReason
 from pgrole_controller.logs import describe_error
-from pgrole_controller.postgres.detection import OnChange
 from pgrole_controller.postgres.errors import UnexpectedError, cause_of
 from pgrole_controller.postgres.schema import SchemaState
 from pgrole_controller.postgres.session import Session, run_session
 from pgrole_controller.postgres.status_claims import StatusClaims
+from pgrole_controller.postgres.watch import ChangeCallbacks
 
 log = logging.getLogger(__name__)
 
@@ -86,14 +86,12 @@ class SessionKeeper:
         server: ServerConfig,
         context: WorkerContext,
         work: Callable[[Session], Awaitable[None]],
-        on_change: OnChange,
+        callbacks: ChangeCallbacks,
         enqueue_all: Callable[[RequestReason, Rank], None],
-        on_database: OnChange = lambda _names: None,
         on_suspension: Callable[[], None] = lambda: None,
-        on_rename: OnChange = lambda _names: None,
     ) -> None:
-        """`work` runs for as long as the session. `on_change`, `on_database`, `on_rename`: as in `run_session`.
-        `on_suspension`: changes were suspended on the server, or are no longer.
+        """`work` runs for as long as the session. `on_suspension`: changes were suspended on the server, or are no
+        longer.
         """
         self.server = server
         self.state = SessionState.CONNECTING
@@ -103,9 +101,7 @@ class SessionKeeper:
         self.changed: set[Key] = set()  # objects that changed during the outage
         self._context = context
         self._work = work
-        self._on_change = on_change
-        self._on_database = on_database
-        self._on_rename = on_rename
+        self._callbacks = callbacks
         self._on_suspension = on_suspension
         self._enqueue_all = enqueue_all
         self._status_claims = StatusClaims()
@@ -171,9 +167,7 @@ class SessionKeeper:
                 detection=server.mode,
                 interval=server.interval,
                 may_install=server.may_install,
-                on_change=self._on_change,
-                on_database=self._on_database,
-                on_rename=self._on_rename,
+                callbacks=self._callbacks,
                 work=self._begin,
                 suspended=self.note_suspended,
                 status_claims=self._status_claims,

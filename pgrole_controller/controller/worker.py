@@ -44,6 +44,7 @@ from pgrole_controller.core.server_options import AuditSource
 from pgrole_controller.core.workqueue import WorkItem
 from pgrole_controller.event_loop import Signal
 from pgrole_controller.postgres.session import Session
+from pgrole_controller.postgres.watch import ChangeCallbacks
 
 log = logging.getLogger(__name__)
 
@@ -66,11 +67,13 @@ class ServerWorker:
             server,
             context,
             self._work,
-            self._note_notification,
+            ChangeCallbacks(
+                self._note_notification,
+                lambda names: self.databases.note_databases(names),
+                lambda names: self.databases.note_renamed(names),
+            ),
             self.enqueue_all,
-            lambda names: self.databases.note_databases(names),
             self._note_suspension,
-            lambda names: self.databases.note_renamed(names),
         )
         self.ended = anyio.Event()  # since the queue is closed
         self.retimed = Signal()  # pulsed when the period of the resync changes

@@ -15,6 +15,7 @@ from pgrole_controller.postgres.capabilities import Capabilities, Identity, expl
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.errors import is_lacking
 from pgrole_controller.postgres.poll import Poller
+from pgrole_controller.postgres.watch import ChangeCallbacks
 
 #: Default time between two rounds of Poll, in seconds.
 POLL_SECONDS = 1.0
@@ -22,9 +23,6 @@ POLL_SECONDS = 1.0
 
 #: What was observed can be observed again, so it need not be durable, nor wait for a standby of this server.
 _WATCHING = {"statement_timeout": "0", "synchronous_commit": "off"}
-
-#: Called with the names of changed roles; None: all roles.
-OnChange = Callable[[tuple[str, ...] | None], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,21 +54,15 @@ async def open_detector(
     *,
     detection: Mode,
     interval: float,
-    on_change: OnChange,
-    on_database: OnChange = lambda _names: None,
-    on_rename: OnChange = lambda _names: None,
+    callbacks: ChangeCallbacks,
 ) -> Detector:
-    """Starts the best possible mode. The stack closes its connections. Raises PgRoleError if a requested mode fails.
-
-    `on_database` is called with the names of changed databases, only with Watch; None: any database. `on_rename` is
-    called with names that another role has now, or none; None: any name.
-    """
+    """Starts the best possible mode. The stack closes its connections. Raises PgRoleError if a requested mode fails."""
     why = found.missing.message if found.missing else ""
     await_better: Callable[[], Coroutine[Any, Any, None]] | None = None
     if detection in (Mode.AUTO, Mode.WATCH) and not found.missing:
         try:
             async with explaining(writer):
-                return await stack.enter_async_context(_watching(endpoint, found, on_change, on_database, on_rename))
+                return await stack.enter_async_context(_watching(endpoint, found, callbacks))
         except PgRoleError as error:
             if detection is Mode.WATCH or not (is_lacking(error) or isinstance(error, watch.NotDelivered)):
                 raise
@@ -80,17 +72,15 @@ async def open_detector(
     if detection is Mode.RESYNC:
         return await stack.enter_async_context(_resyncing(endpoint, found))
     why = why if detection is Mode.AUTO else ""
-    polling = await stack.enter_async_context(_polling(endpoint, found, interval, on_change, on_rename, why))
+    polling = await stack.enter_async_context(_polling(endpoint, found, interval, callbacks, why))
     return replace(polling, await_better=await_better)
 
 
 @asynccontextmanager
-async def _watching(
-    endpoint: Endpoint, found: Capabilities, on_change: OnChange, on_database: OnChange, on_rename: OnChange
-) -> AsyncIterator[Detector]:
+async def _watching(endpoint: Endpoint, found: Capabilities, callbacks: ChangeCallbacks) -> AsyncIterator[Detector]:
     async with connect(endpoint, "listen") as listener, connect(endpoint, "watch", **_WATCHING) as watcher:
         await _check_same(found.identity, listener, watcher)
-        await watch.listen(listener, watcher, on_change, on_database, on_rename)
+        await watch.listen(listener, watcher, callbacks)
         await watch.observe(watcher, guarded=found.guarded)
         lock = anyio.Lock()
         tasks = (partial(watch.watch, watcher, found.guarded), partial(watch.keep_alive, listener, lock))
@@ -102,24 +92,20 @@ async def _await_delivery(endpoint: Endpoint, found: Capabilities, seconds: floa
     while True:
         await anyio.sleep(seconds)
         with suppress(PgRoleError):
-            async with _watching(endpoint, found, _ignore, _ignore, _ignore):
+            async with _watching(endpoint, found, ChangeCallbacks()):
                 return
-
-
-def _ignore(_names: tuple[str, ...] | None) -> None:
-    """An OnChange that does nothing."""
 
 
 @asynccontextmanager
 async def _polling(
-    endpoint: Endpoint, found: Capabilities, interval: float, on_change: OnChange, on_rename: OnChange, why: str
+    endpoint: Endpoint, found: Capabilities, interval: float, callbacks: ChangeCallbacks, why: str
 ) -> AsyncIterator[Detector]:
     async with connect(endpoint, "poll") as connection:
         await _check_same(found.identity, connection)
         lock = anyio.Lock()
         poller = Poller(connection, lock, found.identity)
         await poller.compare()
-        run = partial(poller.run, interval, on_change, on_rename)
+        run = partial(poller.run, interval, callbacks)
         yield Detector(Mode.POLL, (connection,), (run,), lock, poller, why)
 
 

@@ -20,7 +20,7 @@ from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.capabilities import Identity
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.rows import Row, fetch, first
-from pgrole_controller.postgres.watch import OnNames
+from pgrole_controller.postgres.watch import ChangeCallbacks
 
 #: Time limit of one round, in seconds.
 ROUND_SECONDS = 15.0
@@ -81,18 +81,16 @@ class Poller:
         self._again |= differing
         return again | differing
 
-    async def run(self, interval: float, on_change: OnNames, on_rename: OnNames = lambda _names: None) -> NoReturn:
-        """Runs a round every `interval` seconds, and announces changed roles (None: all); with `on_rename` names that
-        another role has now, or none. Raises PgRoleError.
-        """
+    async def run(self, interval: float, callbacks: ChangeCallbacks) -> NoReturn:
+        """Runs a round every `interval` seconds, and announces changed and renamed roles. Raises PgRoleError."""
         due = anyio.current_time() + interval
         while True:
             await anyio.sleep_until(due)
             names = await self.compare()
             if names:
-                on_change(tuple(names) if len(names) <= MANY else None)
+                callbacks.on_role(tuple(names) if len(names) <= MANY else None)
             if self.renamed != ():
-                on_rename(self.renamed)
+                callbacks.on_rename(self.renamed)
             due = max(due, anyio.current_time()) + interval
 
 

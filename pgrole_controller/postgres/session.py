@@ -15,6 +15,7 @@ from operator import or_
 from typing import NamedTuple, NoReturn, TypeAlias
 
 import anyio
+from anyio.abc import TaskGroup
 
 from pgrole_controller import resources
 from pgrole_controller.core.contest import Suspect
@@ -41,7 +42,7 @@ from pgrole_controller.postgres.catalog import ReferencedNames, read_suspects
 from pgrole_controller.postgres.claim_store import ClaimStore, HeldClaims, HomeConnection
 from pgrole_controller.postgres.connection import Connection, Endpoint, await_end, connect
 from pgrole_controller.postgres.database_claims import DatabaseClaims
-from pgrole_controller.postgres.detection import POLL_SECONDS, Detector, OnChange, open_detector
+from pgrole_controller.postgres.detection import POLL_SECONDS, Detector, open_detector
 from pgrole_controller.postgres.errors import convert_unexpected, translate_errors, unwrap_group
 from pgrole_controller.postgres.fence import Candidate, Fence, stand_by, take_lead
 from pgrole_controller.postgres.missing_privileges import PARAMETER_GRANTS_VERSION
@@ -52,6 +53,7 @@ from pgrole_controller.postgres.schema import SchemaState, is_current
 from pgrole_controller.postgres.server_catalog import HeldQuestion, read_owning, read_unheld
 from pgrole_controller.postgres.status_claims import StatusClaims
 from pgrole_controller.postgres.trusted_schema import GUARDED_SECONDS
+from pgrole_controller.postgres.watch import ChangeCallbacks
 
 log = logging.getLogger(__name__)
 
@@ -225,9 +227,7 @@ async def run_session(
     detection: Mode = Mode.AUTO,
     interval: float = POLL_SECONDS,
     may_install: bool,
-    on_change: OnChange,
-    on_database: OnChange = lambda _names: None,
-    on_rename: OnChange = lambda _names: None,
+    callbacks: ChangeCallbacks,
     work: Callable[[Session], Awaitable[None]],
     suspended: Callable[[bool], None] = lambda _: None,
     status_claims: StatusClaims | None = None,
@@ -238,11 +238,10 @@ async def run_session(
     With a `candidate`, the session changes nothing until this process leads. It waits with its connections open until
     this process holds the Lease or, while Kubernetes cannot be reached, until no process leads this database.
 
-    `on_change` is called with the names of changed roles, `on_database` with those of changed databases, and
-    `on_rename` with names that another role has now, or none. Detection starts before `work`, so `work` misses no
-    change that is committed after it starts. `suspended` is called every BEAT_PERIOD with whether a superuser has
-    suspended all changes. `interval` is the time between two rounds of Poll in seconds. `status_claims` holds the
-    claims if schema pgrole does not exist; pass the same instance to every session with the server.
+    Detection, with `callbacks`, starts before `work`, so `work` misses no change that is committed after it starts.
+    `suspended` is called every BEAT_PERIOD with whether a superuser has suspended all changes. `interval` is the time
+    between two rounds of Poll in seconds. `status_claims` holds the claims if schema pgrole does not exist; pass the
+    same instance to every session with the server.
 
     Returns when `work` returns, or when the controller's privileges or schema pgrole have changed; the caller then
     starts another session. Raises PgRoleError if the session cannot be started or fails.
@@ -251,51 +250,50 @@ async def run_session(
         stack.enter_context(convert_unexpected())
         writer = await stack.enter_async_context(connect(endpoint, "work", **_PLANNING))
         open_chosen = partial(
-            open_detector,
-            stack,
-            endpoint,
-            writer,
-            detection=detection,
-            interval=interval,
-            on_change=on_change,
-            on_database=on_database,
-            on_rename=on_rename,
+            open_detector, stack, endpoint, writer, detection=detection, interval=interval, callbacks=callbacks
         )
         found, detector, fence = await _await_lead(candidate, writer, open_chosen)
         if found is None or fence is None:
             async with explaining(writer):
                 found = await prepare_schema(writer, detection, may_install, found)
-                fence = await _fence(writer, found, candidate)
-                if fence is not None:
-                    await fence.beat(writer)
+                fence = await _take_lead(writer, found, candidate)
         detector = detector or await open_chosen(found)
-        session = Session(
-            found.identity,
-            found.schema_state,
-            cluster,
-            _open_claims(status_claims or StatusClaims(), found),
-            writer,
-            Detection(detector.mode, found.identity.sees_passwords, found.claims),
-            detector.why,
-            detector.poller,
-            fence,
-        )
+        claims = _open_claims(status_claims or StatusClaims(), found)
+        session = _make_session(cluster, claims, writer, found, detector, fence)
         with unwrap_group():
             async with anyio.create_task_group() as tasks:
-                for task in detector.tasks:
-                    tasks.start_soon(task)
-                tasks.start_soon(await_end, (writer, *detector.connections))
-                period = min(ACCESS_CHECK_SECONDS, 60 * interval)
-                tasks.start_soon(_watch_access, detector, found, period, tasks.cancel_scope)
+                _start_watching(tasks, writer, detector, found, interval, may_install=may_install)
                 tasks.start_soon(_beat, detector, fence, suspended)
-                if detector.await_better is not None:
-                    tasks.start_soon(_watch_mode, detector.await_better, tasks.cancel_scope)
-                if found.schema_state.is_older:
-                    tasks.start_soon(_await_upgrade, detector, found.schema_state, period, tasks.cancel_scope)
-                elif found.missing is None and may_install and found.access["owns"]:
-                    tasks.start_soon(_watch_schema, detector, period, tasks.cancel_scope)
                 await work(session)
                 tasks.cancel_scope.cancel()
+
+
+def _make_session(
+    cluster: str, claims: ClaimStore, writer: Connection, found: Capabilities, detector: Detector, fence: Fence | None
+) -> Session:
+    detection = Detection(detector.mode, found.identity.sees_passwords, found.claims)
+    return Session(
+        found.identity, found.schema_state, cluster, claims, writer, detection, detector.why, detector.poller, fence
+    )
+
+
+def _start_watching(
+    tasks: TaskGroup, writer: Connection, detector: Detector, found: Capabilities, interval: float, *, may_install: bool
+) -> None:
+    """Starts the detection, and what ends the session: with an error when a connection fails, or without one when the
+    next session can do more, or must install the schema again.
+    """
+    for task in detector.tasks:
+        tasks.start_soon(task)
+    tasks.start_soon(await_end, (writer, *detector.connections))
+    period = min(ACCESS_CHECK_SECONDS, 60 * interval)
+    tasks.start_soon(_watch_access, detector, found, period, tasks.cancel_scope)
+    if detector.await_better is not None:
+        tasks.start_soon(_watch_mode, detector.await_better, tasks.cancel_scope)
+    if found.schema_state.is_older:
+        tasks.start_soon(_await_upgrade, detector, found.schema_state, period, tasks.cancel_scope)
+    elif found.missing is None and may_install and found.access["owns"]:
+        tasks.start_soon(_watch_schema, detector, period, tasks.cancel_scope)
 
 
 async def _await_lead(
@@ -336,13 +334,16 @@ async def _is_suspended(connection: Connection) -> bool:
         return bool(await connection.fetchval(queries.inspect("suspended"), timeout=_SUSPENDED_SECONDS))
 
 
-async def _fence(writer: Connection, found: Capabilities, candidate: Candidate | None) -> Fence | None:
+async def _take_lead(writer: Connection, found: Capabilities, candidate: Candidate | None) -> Fence | None:
+    """Returns None if no other process can lead. Raises PgRoleError."""
     if candidate is None:
         return None
     if found.schema_state is SchemaState.OLDER:
         log.warning("schema pgrole has the previous version: no fencing token until an administrator updates it")
     fencing = found.missing is None and not found.schema_state.is_older
-    return await take_lead(writer, candidate, guarded=found.guarded, fencing=fencing)
+    fence = await take_lead(writer, candidate, guarded=found.guarded, fencing=fencing)
+    await fence.beat(writer)
+    return fence
 
 
 async def _watch_access(detector: Detector, found: Capabilities, seconds: float, session: anyio.CancelScope) -> None:

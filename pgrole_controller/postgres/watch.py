@@ -13,6 +13,7 @@ import math
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import NamedTuple, NoReturn, TypeAlias
 
 import anyio
@@ -78,6 +79,24 @@ def _read(message: Mapping[str, object], *items: str) -> tuple[str, ...]:
 OnNames: TypeAlias = Callable[[Names], None]
 
 
+def _ignore(_names: Names) -> None:
+    """An OnNames that does nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeCallbacks:
+    """What a detection mode calls after changes.
+
+    `on_role`: roles changed. `on_database`: databases were created, renamed or dropped, or have another owner or ACL;
+    only Watch calls it. `on_rename`: another role has these names now, or none, after a role was created, renamed or
+    dropped.
+    """
+
+    on_role: OnNames = _ignore
+    on_database: OnNames = _ignore
+    on_rename: OnNames = _ignore
+
+
 def greeting(token: str) -> str:
     """The payload that verifies that notifications of the watch connection reach the listener."""
     return json.dumps({"op": "hello", "token": token})
@@ -140,20 +159,11 @@ class NotificationHandler:
     other sessions only matter if another cluster's controller detected a change first.
     """
 
-    def __init__(
-        self,
-        watcher_pid: int,
-        token: str,
-        on_change: OnNames,
-        on_database: OnNames = lambda _names: None,
-        on_rename: OnNames = lambda _names: None,
-    ) -> None:
+    def __init__(self, watcher_pid: int, token: str, callbacks: ChangeCallbacks) -> None:
         self.greeted = anyio.Event()
         self._watcher_pid = watcher_pid
         self._greeting = greeting(token).encode()
-        self._on_change = on_change
-        self._on_database = on_database
-        self._on_rename = on_rename
+        self._callbacks = callbacks
         self._next = 0.0  # loop time from which other sessions may announce all roles again
         self._later: asyncio.TimerHandle | None = None
 
@@ -165,9 +175,10 @@ class NotificationHandler:
             self.greeted.set()
         ours = _read_all(payload for pid, payload in noted if pid == self._watcher_pid)
         theirs = _read_all(payload for pid, payload in noted if pid != self._watcher_pid)
-        every_role = _pass_on([one.roles for one in ours], [one.roles for one in theirs], self._on_change)
-        _pass_on([one.renamed for one in ours], [one.renamed for one in theirs], self._on_rename)
-        every_database = _pass_on([one.databases for one in ours], [one.databases for one in theirs], self._on_database)
+        every_role = _pass_on([one.roles for one in ours], [one.roles for one in theirs], self._callbacks.on_role)
+        _pass_on([one.renamed for one in ours], [one.renamed for one in theirs], self._callbacks.on_rename)
+        databases, their_databases = [one.databases for one in ours], [one.databases for one in theirs]
+        every_database = _pass_on(databases, their_databases, self._callbacks.on_database)
         if left_out or every_role or every_database:
             self._announce_everything()
 
@@ -187,8 +198,8 @@ class NotificationHandler:
     def _announce(self) -> None:
         self._later = None
         self._next = asyncio.get_running_loop().time() + FOREIGN_SECONDS
-        self._on_change(None)
-        self._on_database(None)
+        self._callbacks.on_role(EVERYTHING)
+        self._callbacks.on_database(EVERYTHING)
 
 
 def _read_all(payloads: Iterable[bytes]) -> list[ChangedNames]:
@@ -207,23 +218,15 @@ def _pass_on(ours: Sequence[Names], theirs: Sequence[Names], on_names: OnNames) 
     return EVERYTHING in theirs and not everything
 
 
-async def listen(
-    listener: Connection,
-    watcher: Connection,
-    on_change: OnNames,
-    on_database: OnNames = lambda _names: None,
-    on_rename: OnNames = lambda _names: None,
-) -> None:
+async def listen(listener: Connection, watcher: Connection, callbacks: ChangeCallbacks) -> None:
     """LISTENs, and verifies that notifications of the watch connection arrive, which a pooler may prevent.
 
-    `on_change`: roles changed. `on_database`: databases were created, renamed or dropped, or have another owner or ACL.
-    `on_rename`: another role has these names now, or none, after a role was created, renamed or dropped. Raises
-    NotDelivered if they do not arrive, and other PgRoleErrors.
+    Raises NotDelivered if they do not arrive, and other PgRoleErrors.
     """
     token = secrets.token_hex(8)
     with translate_errors():
         pid = await watcher.fetchval("SELECT pg_catalog.pg_backend_pid()")
-        handler = NotificationHandler(pid, token, on_change, on_database, on_rename)
+        handler = NotificationHandler(pid, token, callbacks)
         listener.add_termination_listener(lambda _connection: handler.stop())
     problem = "a notification sent on one connection does not arrive on another"
     await _listen(listener, watcher, handler.notes(), greeting(token), handler.greeted, problem)

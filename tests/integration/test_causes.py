@@ -20,6 +20,7 @@ from pgrole_controller.postgres.connection import Endpoint, connect
 from pgrole_controller.postgres.errors import cause_of, unwrap_group
 from pgrole_controller.postgres.fence import Candidate
 from pgrole_controller.postgres.session import Session, run_session
+from pgrole_controller.postgres.watch import ChangeCallbacks
 from tests.servers import Servers
 
 SECONDS = 30.0
@@ -144,7 +145,7 @@ async def end_session(
             Endpoint(server.dsn()),
             "cluster",
             may_install=True,
-            on_change=lambda _names: None,
+            callbacks=ChangeCallbacks(),
             work=work,
             candidate=candidate,
         )

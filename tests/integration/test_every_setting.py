@@ -28,6 +28,7 @@ from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.reassign import reassign_owned
 from pgrole_controller.postgres.session import Session, run_session
+from pgrole_controller.postgres.watch import ChangeCallbacks
 from tests.servers import Servers
 
 DEADLINE = 60.0
@@ -133,7 +134,12 @@ class SettingsWorld:
 
         with anyio.fail_after(DEADLINE):
             await run_session(
-                self.endpoint(controller), CLUSTER, detection=Mode.WATCH, may_install=True, on_change=heard, work=look
+                self.endpoint(controller),
+                CLUSTER,
+                detection=Mode.WATCH,
+                may_install=True,
+                callbacks=ChangeCallbacks(heard),
+                work=look,
             )
 
     async def empty(self, controller: str) -> None:

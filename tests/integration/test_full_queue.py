@@ -13,7 +13,7 @@ from pgrole_controller.local.process import reached
 from pgrole_controller.postgres.connection import Endpoint
 from pgrole_controller.postgres.privileges import database_session
 from pgrole_controller.postgres.session import Session, run_session
-from pgrole_controller.postgres.watch import NotDelivered
+from pgrole_controller.postgres.watch import ChangeCallbacks, NotDelivered
 from tests.integration.database_world import READ, DatabaseWorkerWorld, full_queue, make_world
 from tests.servers import Servers
 
@@ -40,7 +40,7 @@ async def attend(server: PostgresServer, asked: Mode, seconds: float) -> Session
         detection=asked,
         interval=0.005,
         may_install=True,
-        on_change=lambda _names: None,
+        callbacks=ChangeCallbacks(),
         work=work,
     )
     return sessions[0]

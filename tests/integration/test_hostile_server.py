@@ -19,6 +19,7 @@ from pgrole_controller.postgres import connection as connection_module
 from pgrole_controller.postgres.catalog import ReferencedNames
 from pgrole_controller.postgres.connection import Endpoint, connect
 from pgrole_controller.postgres.session import Session, run_session
+from pgrole_controller.postgres.watch import ChangeCallbacks
 from tests.hostile import (
     END,
     PAUSE,
@@ -215,7 +216,7 @@ async def test_a_session_raises_only_its_own_errors(
             try:
                 with anyio.fail_after(DEADLINE):
                     await run_session(
-                        endpoint, "test", detection=mode, may_install=True, on_change=lambda _names: None, work=work
+                        endpoint, "test", detection=mode, may_install=True, callbacks=ChangeCallbacks(), work=work
                     )
             except PgRoleError as error_:
                 ended = error_.reason.value
@@ -252,7 +253,9 @@ async def test_a_flood_of_others_notifications_neither_ends_the_session_nor_hide
 
     async def watch() -> None:
         endpoint = Endpoint(own_postgres.dsn())
-        await run_session(endpoint, "test", detection=Mode.WATCH, may_install=True, on_change=names.append, work=stay)
+        await run_session(
+            endpoint, "test", detection=Mode.WATCH, may_install=True, callbacks=ChangeCallbacks(names.append), work=stay
+        )
 
     async with connect(Endpoint(own_postgres.dsn()), "test") as admin, anyio.create_task_group() as tasks:
         await admin.execute("CREATE ROLE tenant LOGIN PASSWORD 'p'")
@@ -294,7 +297,7 @@ async def test_an_idle_session_reports_why_a_connection_ended(own_postgres: Post
         tasks.start_soon(spoil)
         with anyio.fail_after(DEADLINE), pytest.raises(PgRoleError) as caught:
             await run_session(
-                endpoint, "test", detection=Mode.WATCH, may_install=True, on_change=lambda _names: None, work=stay
+                endpoint, "test", detection=Mode.WATCH, may_install=True, callbacks=ChangeCallbacks(), work=stay
             )
     assert "does not speak the PostgreSQL protocol" in caught.value.message
     if place == 0:

@@ -29,6 +29,7 @@ from pgrole_controller.postgres.poll import MANY, Poller
 from pgrole_controller.postgres.schema import install
 from pgrole_controller.postgres.session import Session, run_session
 from pgrole_controller.postgres.status_claims import StatusClaims
+from pgrole_controller.postgres.watch import ChangeCallbacks
 from tests.integration.sql_support import seen
 
 CLUSTER = "cluster-a"
@@ -210,7 +211,7 @@ async def test_more_than_1000_changed_roles_are_reported_as_all(server: Postgres
         poller = await start(connection)
         await hand.execute(f"DO $$ BEGIN FOR i IN 0..{MANY} LOOP EXECUTE 'CREATE ROLE many_' || i; END LOOP; END $$")
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(poller.run, 0.1, hear, renamed.append)
+            tasks.start_soon(poller.run, 0.1, ChangeCallbacks(hear, on_rename=renamed.append))
             with anyio.fail_after(30):
                 await done.wait()
             tasks.cancel_scope.cancel()
@@ -403,7 +404,7 @@ async def attended(endpoint: Endpoint, detection: Mode, *, may_install: bool = T
         sessions.append(session)
 
     await run_session(
-        endpoint, CLUSTER, detection=detection, may_install=may_install, on_change=lambda _names: None, work=work
+        endpoint, CLUSTER, detection=detection, may_install=may_install, callbacks=ChangeCallbacks(), work=work
     )
     return sessions[0]
 
@@ -477,7 +478,7 @@ class TestChoice:
                 detection=asked,
                 interval=0.01,
                 may_install=True,
-                on_change=lambda _names: None,
+                callbacks=ChangeCallbacks(),
                 work=work,
             )
 

@@ -17,6 +17,7 @@ from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.schema import VERSION, SchemaState, install, is_current
 from pgrole_controller.postgres.session import Session, run_session
+from pgrole_controller.postgres.watch import ChangeCallbacks
 from tests.integration.sql_support import MISMATCHES
 from tests.releases import BEFORE
 
@@ -245,9 +246,7 @@ async def test_a_session_ends_to_update_a_schema_that_another_transaction_used(
             await anyio.sleep_forever()
 
     async def run() -> None:
-        await run_session(
-            endpoint, "cluster", interval=0.01, may_install=True, on_change=lambda _names: None, work=work
-        )
+        await run_session(endpoint, "cluster", interval=0.01, may_install=True, callbacks=ChangeCallbacks(), work=work)
 
     with anyio.fail_after(60):
         async with connect(endpoint, "dump") as dump, dump.transaction():
@@ -277,7 +276,7 @@ async def test_a_session_ends_to_install_what_someone_dropped_from_the_schema(
                 "cluster",
                 interval=0.01,
                 may_install=True,
-                on_change=lambda _names: None,
+                callbacks=ChangeCallbacks(),
                 work=work,
             )
     assert states == [SchemaState.PRESENT, SchemaState.CHANGED]

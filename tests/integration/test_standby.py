@@ -15,6 +15,7 @@ from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.fence import Candidate
 from pgrole_controller.postgres.schema import install
 from pgrole_controller.postgres.session import Session, run_session
+from pgrole_controller.postgres.watch import ChangeCallbacks
 
 DEADLINE = 60.0
 OURS = (
@@ -40,7 +41,7 @@ class StandbyServer:
                 self.endpoint,
                 "cluster",
                 may_install=True,
-                on_change=lambda _names: None,
+                callbacks=ChangeCallbacks(),
                 work=self._work,
                 candidate=Candidate("here", "me", self.lead.is_set, self._stand_by, self._confirm),
             )

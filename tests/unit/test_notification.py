@@ -13,6 +13,7 @@ from pgrole_controller.postgres import watch
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.watch import (
     EVERYTHING,
+    ChangeCallbacks,
     ChangedNames,
     NotificationHandler,
     greeting,
@@ -39,7 +40,7 @@ def test_a_payload_tells_which_names_another_role_has_now() -> None:
 async def test_that_other_sessions_announce_all_roles_does_not_tell_that_each_was_renamed() -> None:
     """Any role can do that, and roles that name creators would be read completely for it."""
     changed, renamed = list[tuple[str, ...] | None](), list[tuple[str, ...] | None]()
-    handler = NotificationHandler(7, "token", changed.append, on_rename=renamed.append)
+    handler = NotificationHandler(7, "token", ChangeCallbacks(changed.append, on_rename=renamed.append))
     altered, dropped = b'{"op":"update","oid":1,"name":"app"}', b'{"op":"delete","oid":1,"name":"app"}'
     handler.receive([(7, altered), (8, altered), (8, b'{"op":"many"}')], left_out=True)
     handler._announce()

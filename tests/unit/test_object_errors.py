@@ -514,5 +514,5 @@ async def test_notifications_about_roles_are_passed_on_to_the_databases(
     worker._note_notification(None)
     assert noted == [("group",), None]
     monkeypatch.setattr(worker.databases, "note_renamed", noted.append)
-    worker.keeper._on_rename(("renamed",))
+    worker.keeper._callbacks.on_rename(("renamed",))
     assert noted[2:] == [("renamed",)]

@@ -30,6 +30,7 @@ from pgrole_controller.kube.store import Store
 from pgrole_controller.postgres.connection import Endpoint
 from pgrole_controller.postgres.schema import SchemaState
 from pgrole_controller.postgres.session import Session
+from pgrole_controller.postgres.watch import ChangeCallbacks
 from tests.timelapse import in_timelapse
 from tests.worker_context import make_context
 
@@ -72,7 +73,7 @@ class KeeperWorld:
         objects = Objects(Store(index_pgrole), Store(index_by_owner), namespaces, "c1")
         self.context = make_context(self.queue, objects)
         self.states: list[SessionState] = []
-        self.keeper = SessionKeeper(SERVER, self.context, self._work, lambda _: None, self._enqueue_all)
+        self.keeper = SessionKeeper(SERVER, self.context, self._work, ChangeCallbacks(), self._enqueue_all)
 
     def state(self) -> SessionState:
         return self.keeper.state
@@ -146,7 +147,7 @@ async def test_what_a_declared_server_without_a_session_names_is_unknown_until_i
         assert live.unknown() == {"main"}
         tasks.cancel_scope.cancel()
     assert live.unknown() == frozenset()
-    another = SessionKeeper(SERVER, world.context, world.keeper._work, lambda _: None, world.keeper._enqueue_all)
+    another = SessionKeeper(SERVER, world.context, world.keeper._work, ChangeCallbacks(), world.keeper._enqueue_all)
     assert live.mark_disconnected(another) == 1  # the deleted one does not count
 
 
