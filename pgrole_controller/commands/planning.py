@@ -99,7 +99,7 @@ class _ServerPlan:
         self._owners = owners
         self._session = view.of_cluster(owners.cluster)
         server = server_of_session(self._session, config)
-        self._server = replace(server, notes_generations=server.notes_generations or view.claims_unseen)
+        self._server = replace(server, has_current_schema=server.has_current_schema or view.claims_unseen)
         self._cases: dict[Key, PlanCase] = {}
         self._errors: dict[Key, PgRoleError] = {}
         self._notes: dict[str, None] = {owners.note: None} if owners.note else {}
@@ -275,7 +275,7 @@ class _ServerPlan:
         known = claim.privileges if claim else {}
         forgotten = former_databases(desired, known) & observed.unheld
         left = {name: some for name, some in known.items() if name not in forgotten}
-        kept = unite(desired.privileges or {}, left if self._server.keeps_privileges else {})
+        kept = unite(desired.privileges or {}, left if self._server.has_current_schema else {})
         made = grantee_of(desired, kept, case.oid(plan))
         if not made.databases:
             return None

@@ -205,7 +205,7 @@ class Attributor:
 
     async def _write(self, connection: Connection, session: Session) -> None:
         """Writes the waiting rows. Without schema pgrole, only status records drifts."""
-        if not session.notes_generations:
+        if not session.has_current_schema:
             self._rows.clear()
         while self._rows:
             some = list(self._rows.items())[:MOST_RECORDED]

@@ -78,7 +78,7 @@ class Maintenance:
         if endpoint is None:
             return
         drifts = self._databases.take_unstored()
-        if not drifts or not session.notes_generations:
+        if not drifts or not session.has_current_schema:
             return
         history, opening = self._config().history, session.claims.opening()
         try:
@@ -123,14 +123,14 @@ class Maintenance:
             return
         async with AsyncExitStack() as stack:
             home = None
-            if session.notes_generations:
+            if session.has_current_schema:
                 try:
                     home = await stack.enter_async_context(self._connect(endpoint))
                     if everything:
                         await prune(home, self._config().history, self._databases.cluster, session.fence)
                 except Exception as error:  # noqa: BLE001 -- it must not end the session
                     self._warn(self._home, error)
-            for name in sorted(names - {self._home} if session.notes_generations else names):
+            for name in sorted(names - {self._home} if session.has_current_schema else names):
                 try:
                     await self._tend_database(name, endpoint, home, everything=everything)
                 except Exception as error:  # noqa: BLE001 -- this database's error

@@ -33,7 +33,7 @@ def server_of_session(session: Session, declared: ServerConfig) -> Server:
         session.detection.claims,
         declared.uid,
         declared.generation,
-        notes_generations=session.notes_generations,
+        has_current_schema=session.has_current_schema,
         away=session.enforcing,
     )
 

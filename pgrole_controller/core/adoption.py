@@ -33,7 +33,7 @@ def find_adoptee(desired: Desired, observed: Observed, server: Server, policy: P
     try:
         claim = find_own_claim(desired, observed, server)
         # Claims that do not record privileges do not tell which of them the object itself had declared.
-        if not policy.adopt if claim is None else not (claim.released and server.keeps_privileges):
+        if not policy.adopt if claim is None else not (claim.released and server.has_current_schema):
             return None
         check_admitted(policy, desired.role.name)
     except Refused:

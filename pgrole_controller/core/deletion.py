@@ -177,7 +177,7 @@ def _after_revocation(
         return _take_claim(desired, claim, target, server, kept)
     left = sorted(unconfirmed(desired, kept, target.oid, observed.references.databases, observed.unheld))
     if not left:
-        return _clear_privileges(desired, observed, target) if server.keeps_privileges else None
+        return _clear_privileges(desired, observed, target) if server.has_current_schema else None
     more = f" (and in {len(left) - 1} more databases)" if len(left) > 1 else ""
     result = find_answer(desired.privilege_results, grantee_of(desired, kept, target.oid), left[0])
     what = f'privileges of role "{desired.role.name}" in database "{left[0]}"{more}'
@@ -198,7 +198,7 @@ def _take_claim(desired: Desired, claim: Claim, target: ObservedRole, server: Se
         claim=claim if server.claims == "Status" else None,
         owner=desired.owner,
         applied=claim.applied,
-        privileges=write_kept(kept) if server.keeps_privileges else None,
+        privileges=write_kept(kept) if server.has_current_schema else None,
     )
 
 

@@ -17,7 +17,7 @@ from pgrole_controller.core.state import Desired, Observed, Server
 
 def note_generations(plan: Plan, desired: Desired, observed: Observed, server: Server) -> Plan:
     """Adds the current generations to the plan where the object's claim lacks them."""
-    if desired.terminating or not server.notes_generations or any(isinstance(one, Refused) for one in plan.pending):
+    if desired.terminating or not server.has_current_schema or any(isinstance(one, Refused) for one in plan.pending):
         return plan
     claim, known = observed.claim, generations_of(desired, server)
     held = plan.owner is not None or (claim is not None and claim.is_held_by(desired.owner))
@@ -28,7 +28,7 @@ def note_generations(plan: Plan, desired: Desired, observed: Observed, server: S
 
 def has_same_spec(desired: Desired, claim: Claim, server: Server) -> bool:
     """Tells whether the claim records that this very spec was applied, as far as what it names existed."""
-    noted = server.notes_generations and claim.owner == desired.owner
+    noted = server.has_current_schema and claim.owner == desired.owner
     return noted and claim.generations.object == desired.generation
 
 

@@ -96,7 +96,8 @@ class Server:
     - `address`: where applications reach it.
     - `claims`: where ownership is recorded.
     - `uid`, `generation`: those of its PgServer.
-    - `notes_generations`: claims there record the generations last acted on.
+    - `has_current_schema`: claims there are rows that record declared privileges and the generations last acted on:
+      schema pgrole is present, and not of the previous version.
     - `away`: Kubernetes is unreachable, so only what was applied before is maintained (core/decision.py).
     """
 
@@ -106,20 +107,13 @@ class Server:
     claims: Claims = "Database"
     uid: str = ""
     generation: int = 0
-    notes_generations: bool = False
+    has_current_schema: bool = False
     away: bool = False
-
-    @property
-    def keeps_privileges(self) -> bool:
-        """Whether claims there hold the declared privileges: since the version of schema pgrole that notes generations,
-        and not in status.
-        """
-        return self.claims == "Database" and self.notes_generations
 
     @property
     def keeps_approvals(self) -> bool:
         """Whether claims there record which approval was handled."""
-        return self.claims == "Status" or self.notes_generations
+        return self.claims == "Status" or self.has_current_schema
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,8 +69,10 @@ class ClaimStore(Protocol):
     """The claims of one server, and the reads and transactions that involve them."""
 
     @property
-    def keeps_generations(self) -> bool:
-        """Whether claims record the generations of the objects that were last reconciled, and declared privileges."""
+    def has_current_schema(self) -> bool:
+        """Whether schema pgrole has this controller's version: claims record the generations of the objects that were
+        last reconciled, and declared privileges, and there is a table of drifts.
+        """
         ...
 
     async def read_roles(self, home: HomeConnection, asked: Sequence[tuple[Key, str]]) -> list[Observed | PgRoleError]:

@@ -25,14 +25,10 @@ _VERIFIERS = "verifiers_by_schema"
 
 @dataclass(frozen=True, slots=True)
 class DatabaseClaims:
-    """`guarded`: see above. `current`: schema pgrole has this controller's version, not the previous one."""
+    """`guarded`: see above. `has_current_schema`: not that of the previous version."""
 
     guarded: bool = False
-    current: bool = True
-
-    @property
-    def keeps_generations(self) -> bool:
-        return self.current
+    has_current_schema: bool = True
 
     async def read_roles(self, home: HomeConnection, asked: Sequence[tuple[Key, str]]) -> list[Observed | PgRoleError]:
         return catalog.parse_roles(await self._fetch(home, asked), asked, claims=True)
@@ -76,7 +72,7 @@ class DatabaseClaims:
 
     def opening(self) -> list[str]:
         guard = [queries.guard()] if self.guarded else []
-        if self.current:
+        if self.has_current_schema:
             return [*guard, "SELECT pgrole.lock_changes()", "SELECT pgrole.check_not_suspended()"]
         return [*guard, "SELECT pgrole.take_turn()", queries.without_schema("check_not_suspended")]
 

@@ -102,7 +102,7 @@ async def open_plan_session(connection: Connection) -> PlanSession:
     verifiers = queries.verifier_source(readable=identity.sees_passwords)
     claims: DatabaseClaims | StatusClaims
     if table.readable:
-        claims = _SeenClaims(current=table.keeps_privileges, verifiers=verifiers)
+        claims = _SeenClaims(has_current_schema=table.keeps_privileges, verifiers=verifiers)
     else:
         claims = _NoClaims().open(identity.system_identifier)
     session = Session(

@@ -107,9 +107,9 @@ class Session:
         return self.fence is not None and self.fence.enforcing
 
     @property
-    def notes_generations(self) -> bool:
-        """Whether claims record the generations that were last reconciled."""
-        return self.claims.keeps_generations
+    def has_current_schema(self) -> bool:
+        """As of the `ClaimStore`."""
+        return self.claims.has_current_schema
 
     @property
     def _home(self) -> HomeConnection:

@@ -41,7 +41,7 @@ _OIDS = "SELECT r.rolname::text AS name, r.oid FROM pg_catalog.pg_roles AS r WHE
 class StatusClaims:
     """Claims by role name. One instance for each server; it outlasts sessions."""
 
-    keeps_generations = False
+    has_current_schema = False
 
     def __init__(self) -> None:
         self._system_identifier = 0  # 0: no server yet

@@ -54,7 +54,7 @@ class HistoryHome:
     async def running(self, *, keeps: bool = True, server: Identity | None = None) -> AsyncIterator[None]:
         """`server`: of the session; None: that of the home database."""
         identity = server or self.server
-        session = SimpleNamespace(notes_generations=keeps, claims=DatabaseClaims(), fence=None, identity=identity)
+        session = SimpleNamespace(has_current_schema=keeps, claims=DatabaseClaims(), fence=None, identity=identity)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self.attributor.run, cast("Session", session))
             yield

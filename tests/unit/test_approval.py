@@ -57,7 +57,7 @@ ME = Owner("cluster-a", "shop", "ns-uid", "orders-app", "uid-1")
 DESIRED = Role("app", login=True)
 OID = 20_000
 ADDRESS = Address("db", 5432, "app", "require")
-SERVER = Server(7, frozenset({"keeper"}), ADDRESS, notes_generations=True)
+SERVER = Server(7, frozenset({"keeper"}), ADDRESS, has_current_schema=True)
 PART = "0123456789abcdef" * 2
 OURS, THEIRS, OTHERS = (make_verifier(one, b"0123456789abcdef", 4096) for one in ("ours", "theirs", "others"))
 
@@ -232,12 +232,12 @@ class TestTheDecision:
 
     def test_drift_is_not_offered_where_the_claim_cannot_record_an_approval(self) -> None:
         """The database has the schema of the previous release."""
-        plan = look(desired(approve(look(desired()))), server=replace(SERVER, notes_generations=False))
+        plan = look(desired(approve(look(desired()))), server=replace(SERVER, has_current_schema=False))
         assert plan.reported
         assert not any([plan.offer, plan.unfit, plan.writes])
 
     def test_drift_is_offered_where_claims_are_kept_in_status(self) -> None:
-        status = replace(SERVER, notes_generations=False, claims="Status")
+        status = replace(SERVER, claims="Status", has_current_schema=False)
         approval = approve(look(desired(), server=status))
         assert look(desired(approval), server=status).approval == approval
 

@@ -355,7 +355,7 @@ class TestRoleToDrop:
 
 class TestPrivileges:
     kept: ClassVar = {"orders": (DatabasePrivileges("orders", on_database=frozenset({"CONNECT"})),)}
-    server = replace(SERVER, notes_generations=True)
+    server = replace(SERVER, has_current_schema=True)
     policy = Policy(privileges=PrivilegePolicy(databases=("*",)))
 
     def end(self, asked: Desired, observed: Observed, server: Server | None = None, **policy: object) -> Plan:
@@ -424,7 +424,7 @@ class TestPrivileges:
         """The workers of the databases know only roles with a claim."""
         proof = Proof("app", OID, SERVER.system_identifier, "sha256:applied")
         asked = desired(proof=proof, privileges={"orders": self.kept["orders"][0]})
-        server = replace(self.server, claims="Status")
+        server = replace(self.server, claims="Status", has_current_schema=False)
         plan = self.end(asked, replace(self.see("orders"), claim=None), server)
         assert (plan.owner, plan.applied, plan.oid, plan.changes) == (ME, "sha256:applied", OID, ())
         assert plan.claim is not None
@@ -459,7 +459,10 @@ class TestPrivileges:
         )
 
     def test_with_claims_in_status_the_privileges_declared_in_the_spec_are_revoked(self) -> None:
-        asked, server = desired(privileges={"orders": self.kept["orders"][0]}), replace(self.server, claims="Status")
+        asked, server = (
+            desired(privileges={"orders": self.kept["orders"][0]}),
+            replace(self.server, claims="Status", has_current_schema=False),
+        )
         observed = see(references=References(databases=frozenset({"orders"})))
         with pytest.raises(Waiting):
             self.end(asked, observed, server)

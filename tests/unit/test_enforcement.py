@@ -33,7 +33,7 @@ DESIRED = Role("app", login=True)
 OID = 20_000
 ADDRESS = Address("db", 5432, "app", "require")
 KNOWN = Generations(3, "server-uid", 5)
-HERE = Server(7, frozenset({"keeper"}), ADDRESS, uid="server-uid", generation=5, notes_generations=True)
+HERE = Server(7, frozenset({"keeper"}), ADDRESS, uid="server-uid", generation=5, has_current_schema=True)
 AWAY = replace(HERE, away=True)
 DRIFTED = ObservedRole(OID, replace(DESIRED, superuser=True))
 OURS = make_verifier("ours", b"0123456789abcdef", 4096)
@@ -230,7 +230,7 @@ class TestNotedGenerations:
         assert not decide(desired(), Observed(named=ObservedRole(OID, DESIRED), claim=claim()), HERE, Policy()).writes
 
     def test_generations_are_not_recorded_where_claims_cannot_hold_them(self) -> None:
-        server = replace(HERE, notes_generations=False)
+        server = replace(HERE, has_current_schema=False)
         plan = decide(
             desired(generation=4), Observed(named=ObservedRole(OID, DESIRED), claim=claim()), server, Policy()
         )

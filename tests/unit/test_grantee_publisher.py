@@ -37,7 +37,7 @@ from tests.cpu_time import within_a_callback
 
 KEY, OTHER = Key("shop", "app"), Key("shop", "other")
 ADDRESS = Address("db", 5432, "app", "require")
-SERVER = Server(7, frozenset({"keeper"}), ADDRESS, notes_generations=True)
+SERVER = Server(7, frozenset({"keeper"}), ADDRESS, has_current_schema=True)
 CONFIG = ServerConfig("main", None, ServerPolicy(), ADDRESS)
 POLICY = Policy(privileges=PrivilegePolicy(databases=("*",)))
 OID = 20_000
@@ -252,7 +252,7 @@ class TestPublishingRefusedObjects:
     KEPT: ClassVar[dict[str, tuple[DatabasePrivileges, ...]]] = {"orders": (ORDERS,)}
     BEYOND = replace(ROLE, superuser=True)
 
-    @pytest.mark.parametrize("server", [SERVER, replace(SERVER, claims="Status")])
+    @pytest.mark.parametrize("server", [SERVER, replace(SERVER, claims="Status", has_current_schema=False)])
     @pytest.mark.parametrize("restarted", [False, True])
     @pytest.mark.parametrize(
         "refused",
@@ -271,7 +271,7 @@ class TestPublishingRefusedObjects:
         attempt = await scene.reconcile(refused, see(self.KEPT), server)
         (grantee,) = scene.grantees.published("main")
         assert (grantee.declared, grantee.former) == ({"orders": ORDERS}, {})
-        is_unknown = restarted and not server.keeps_privileges
+        is_unknown = restarted and not server.has_current_schema
         assert grantee.refused is (Refusal.UNKNOWN if is_unknown else Refusal.KNOWN)
         outcome = attempt.conclude().outcome
         assert outcome is not None
@@ -313,7 +313,7 @@ class TestPublishingRefusedObjects:
     async def test_where_claims_hold_none_the_last_accepted_declaration_stays_published(
         self, scene: GranteeScene
     ) -> None:
-        server = replace(SERVER, claims="Status")
+        server = replace(SERVER, claims="Status", has_current_schema=False)
         await scene.reconcile(target(ORDERS), see({}), server)
         await scene.reconcile(target(LAKE, role=self.BEYOND), see({}), server)
         assert [one.declared for one in scene.grantees.published("main")] == [{"orders": ORDERS}]
@@ -321,7 +321,7 @@ class TestPublishingRefusedObjects:
     async def test_where_nothing_tells_what_was_accepted_the_present_declaration_is_published(
         self, scene: GranteeScene
     ) -> None:
-        server = replace(SERVER, claims="Status")
+        server = replace(SERVER, claims="Status", has_current_schema=False)
         for asked in (LAKE, ORDERS):
             await scene.reconcile(target(asked, role=self.BEYOND), see({}), server)
             (grantee,) = scene.grantees.published("main")
@@ -385,7 +385,7 @@ async def test_a_suspended_object_stays_published_as_suspended(scene: GranteeSce
     assert [one.suspended for one in scene.grantees.published("main")] == [True]
 
 
-@pytest.mark.parametrize("server", [SERVER, replace(SERVER, claims="Status")])
+@pytest.mark.parametrize("server", [SERVER, replace(SERVER, claims="Status", has_current_schema=False)])
 @pytest.mark.parametrize(
     "refused",
     [
@@ -421,7 +421,7 @@ async def test_everything_stays_published_while_kubernetes_is_unreachable(scene:
 
 
 async def test_with_claims_in_status_the_declaration_in_the_spec_is_published(scene: GranteeScene) -> None:
-    server = replace(SERVER, claims="Status")
+    server = replace(SERVER, claims="Status", has_current_schema=False)
     await scene.reconcile(target(ORDERS), see({}), server)
     assert [one.declared for one in scene.grantees.published("main")] == [{"orders": ORDERS}]
 
@@ -598,7 +598,7 @@ class TestTheResult:
     async def test_a_database_of_the_earlier_spec_exists_though_a_refused_one_does_not_list_it(
         self, scene: GranteeScene
     ) -> None:
-        server = replace(SERVER, claims="Status")
+        server = replace(SERVER, claims="Status", has_current_schema=False)
         await scene.reconcile(target(ORDERS), see({}), server)
         beyond, asked = target(LAKE, role=replace(ROLE, superuser=True)), References(databases=frozenset({"lake"}))
         result = (await scene.reconcile(beyond, see({}, references=asked), server)).conclude()

@@ -42,8 +42,8 @@ from pgrole_controller.core.state import Desired, Observed, Server
 
 ME = Owner("cluster-a", "shop", "ns-uid", "app", "uid-1")
 KEY = Key("shop", "app")
-SERVER = Server(7, frozenset({"keeper"}), Address("db", 5432, "app", "require"), notes_generations=True)
-STATUS_SERVER = replace(SERVER, claims="Status")
+SERVER = Server(7, frozenset({"keeper"}), Address("db", 5432, "app", "require"), has_current_schema=True)
+STATUS_SERVER = replace(SERVER, claims="Status", has_current_schema=False)
 OID = 20_000
 ROLE = Role("app", login=True)
 READ = DatabasePrivileges("orders", schemas=(SchemaAccess("app", frozenset({Access.READ})),))
@@ -275,7 +275,7 @@ class TestTheClaim:
             assert (plan.owner, plan.privileges is not None) == (ME, True)
             assert read_kept(plan.privileges or "") == kept
 
-    @pytest.mark.parametrize("server", [STATUS_SERVER, replace(SERVER, notes_generations=False)])
+    @pytest.mark.parametrize("server", [STATUS_SERVER, replace(SERVER, has_current_schema=False)])
     def test_privileges_are_not_written_where_claims_cannot_hold_them(self, server: Server) -> None:
         assert decide(desired(READ), Observed(), server, Policy()).privileges is None
 

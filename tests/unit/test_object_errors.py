@@ -74,7 +74,7 @@ class ErringSession:
 
     identity = SimpleNamespace(system_identifier=7, own_roles=frozenset({"keeper"}))
     detection, cluster, fence = Detection(), "c1", None
-    enforcing, notes_generations = False, True
+    enforcing, has_current_schema = False, True
 
     def __init__(self, breaks: str) -> None:
         self._breaks = breaks

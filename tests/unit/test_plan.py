@@ -295,7 +295,7 @@ class TestDriftPolicy:
 
     def test_a_role_that_appears_or_is_dropped_corrects_no_reported_drift(self) -> None:
         role = replace(DESIRED, member_of=(Membership("readers"), Membership("writers")))
-        server, policy = replace(SERVER, notes_generations=True), replace(POLICY, member_of=("*",))
+        server, policy = replace(SERVER, has_current_schema=True), replace(POLICY, member_of=("*",))
         asked = desired(role=role, report_only=True, generation=3)
         held = replace(DESIRED, createdb=True, member_of=(Membership("readers"),))
         one, both = References(groups={"readers": ()}), References(groups={"readers": (), "writers": ()})

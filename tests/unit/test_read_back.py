@@ -47,7 +47,7 @@ class ReadBackSession:
 
     identity = SimpleNamespace(system_identifier=7, own_roles=frozenset({"keeper"}))
     detection, cluster, fence = Detection(), "c1", None
-    notes_generations = True
+    has_current_schema = True
 
     def __init__(self) -> None:
         self.enforcing = False

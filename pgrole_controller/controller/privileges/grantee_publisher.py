@@ -232,7 +232,7 @@ def _find_last_accepted(made: Grantee, before: Grantee | None, kept: KeptPrivile
     whatever this process knows. But it does not tell which databases had been given up.
     """
     known = None if before is None or _is_unknown(before) else before
-    if server.keeps_privileges:
+    if server.has_current_schema:
         given_up = known.former.keys() - known.declared.keys() if known else set[str]()
         declared = {name: some[0] for name, some in kept.items() if name not in given_up}
         is_certain = known is not None or declared.keys() <= made.declared.keys()
@@ -277,7 +277,7 @@ def _may_be_published(one: Attempt, made: Grantee, kept: KeptPrivileges, server:
     """Whether the claim holds everything that is declared; where claims hold no privileges, whether the object is
     accepted.
     """
-    if server.keeps_privileges:
+    if server.has_current_schema:
         return all(declared in kept.get(name, ()) for name, declared in made.declared.items())
     return isinstance(one.decision, Plan) and not _is_partly_refused(one)
 

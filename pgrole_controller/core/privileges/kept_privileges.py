@@ -117,7 +117,7 @@ def explain_former(database: str, error: PgRoleError) -> PgRoleError:
 
 def answered_for(claim: Claim | None, desired: Desired, server: Server) -> KeptPrivileges:
     """Returns what the object must answer for. Where claims hold no privileges, that is its declaration."""
-    if not server.keeps_privileges:
+    if not server.has_current_schema:
         return unite(desired.privileges or {}, NOTHING)
     return claim.privileges if claim else NOTHING
 
@@ -181,7 +181,7 @@ def keep_privileges(plan: Plan, desired: Desired, observed: Observed, server: Se
     """
     claim, declared = observed.claim, desired.privileges or {}
     kept = claim.privileges if claim else NOTHING
-    if not (declared or kept) or not server.keeps_privileges or desired.terminating:
+    if not (declared or kept) or not server.has_current_schema or desired.terminating:
         return plan
     ours = claim is not None and claim.is_held_by(desired.owner)
     if not (plan.owner or ours) or plan.refused or any(isinstance(one, Refused) for one in plan.pending):
