@@ -18,7 +18,7 @@ from pgrole_controller.postgres.authentication import Unacceptable
 from pgrole_controller.postgres.backend_memory import fetch_records, forgetting, register_array_types
 from pgrole_controller.postgres.errors import LOST, StandbyError, shorten, translate, translate_errors
 from pgrole_controller.postgres.framing import VOLUME, NotPostgres
-from pgrole_controller.postgres.protocol import ConnectionLimits, check_messages, limiting, own_limits, reason_of
+from pgrole_controller.postgres.protocol import ConnectionLimits, check_messages, limiting, reason_of
 from pgrole_controller.postgres.session_settings import (
     PINNED,
     SEARCH_PATH,
@@ -119,8 +119,7 @@ async def connect(endpoint: Endpoint, purpose: str, **settings: str) -> AsyncIte
     password factory. Every statement has a timeout of COMMAND_SECONDS; pass `timeout` to change it for one statement.
     """
     pinned = {**PINNED, **settings, "application_name": f"pgrole-controller {purpose}"}
-    with limiting(ConnectionLimits(endpoint.methods, endpoint.volume)):
-        connection = await (_find_primary(endpoint, pinned) if endpoint.dsn is None else _use_dsn(endpoint, pinned))
+    connection = await (_find_primary(endpoint, pinned) if endpoint.dsn is None else _use_dsn(endpoint, pinned))
     try:
         yield connection
     finally:
@@ -174,7 +173,7 @@ class _Search:
     async def attempt(self, host: str, ended: anyio.Event, others: anyio.CancelScope) -> None:
         """Tries one host; cancels the other attempts if it succeeds."""
         try:
-            connection = await self._enter(host)
+            connection = await self._connect_to(host)
         except PgRoleError as error:
             self.failures[host] = error
             ended.set()
@@ -185,7 +184,7 @@ class _Search:
         else:  # another attempt succeeded before this one was cancelled
             connection.terminate()
 
-    async def _enter(self, host: str) -> Connection:
+    async def _connect_to(self, host: str) -> Connection:
         endpoint, password = self.endpoint, self.endpoint.password
         if not isinstance(password, str):
             password = await password(host, endpoint.port, endpoint.user)
@@ -230,7 +229,7 @@ async def _open(
     optional = OptionalSettings(_ACCEPTED[place]) if place in _ACCEPTED else OptionalSettings()
     try:
         with translate_errors("connect"), anyio.fail_after(seconds):
-            return await _connect_with_fewer_settings(optional, settings, seconds, **arguments)
+            return await _connect_with_fewer_settings(endpoint, optional, settings, seconds, **arguments)
     except Transient as error:
         if isinstance(error.__cause__, TimeoutError):
             optional.guess()
@@ -242,6 +241,7 @@ async def _open(
 
 
 async def _connect_with_fewer_settings(
+    endpoint: Endpoint,
     optional: OptionalSettings,
     settings: dict[str, str],
     seconds: float,
@@ -250,7 +250,7 @@ async def _connect_with_fewer_settings(
     """Retries with other optional settings if they may be the reason of a failed login."""
     while True:
         try:
-            connection, row = await _enter({**settings, **optional.settings}, seconds, **arguments)
+            connection, row = await _log_in(endpoint, {**settings, **optional.settings}, seconds, **arguments)
         except asyncpg.PostgresError as error:
             if isinstance(error.__cause__, Unacceptable):  # the controller closed it
                 raise
@@ -266,13 +266,15 @@ async def _connect_with_fewer_settings(
         return connection
 
 
-async def _enter(
+async def _log_in(
+    endpoint: Endpoint,
     settings: dict[str, str],
     seconds: float,
     **arguments: Any,  # noqa: ANN401 -- asyncpg's
 ) -> tuple[Connection, asyncpg.Record]:
     """One attempt: the connection, and the row of sql/inspect/connection.sql."""
-    with own_limits() as limits:
+    limits = ConnectionLimits(endpoint.methods, endpoint.volume)
+    with limiting(limits):
         try:
             connection: Connection = await asyncpg.connect(
                 **arguments,

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from socket import AF_UNIX
 from typing import TYPE_CHECKING, Any, Final
 
@@ -56,20 +56,12 @@ _limits: ContextVar[ConnectionLimits | None] = ContextVar("limits", default=None
 
 @contextmanager
 def limiting(limits: ConnectionLimits) -> Iterator[None]:
-    """Connections created in this context have these limits; others use asyncpg's own protocol."""
+    """A connection created in this context has these limits; others use asyncpg's own protocol."""
     token = _limits.set(limits)
     try:
         yield
     finally:
         _limits.reset(token)
-
-
-@contextmanager
-def own_limits() -> Iterator[ConnectionLimits]:
-    """The current limits for one connection, whose progress they record."""
-    limits = replace(_limits.get() or ConnectionLimits(), answered=False, transport=None)
-    with limiting(limits):
-        yield limits
 
 
 class CheckedProtocol(asyncpg.protocol.Protocol):
