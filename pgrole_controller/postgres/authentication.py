@@ -7,6 +7,7 @@ https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-CONNECT-REQUIRE
 import re
 import struct
 from collections.abc import Iterable
+from enum import IntEnum
 from typing import Final, Literal, get_args
 
 from pgrole_controller.core.scram import MOST_ITERATIONS
@@ -18,14 +19,36 @@ METHODS: Final[tuple[Method, ...]] = get_args(Method)
 UNVERIFIED: Final = frozenset[str]({"scram-sha-256", "none"})
 ANYTHING: Final = frozenset[str](METHODS)
 
-_CLEAR, _MD5, _SASL, _CONTINUE, _FINAL = 3, 5, 10, 11, 12
+
+class AuthRequest(IntEnum):
+    """What an AuthenticationRequest says or asks for, as PostgreSQL's AUTH_REQ_ constants."""
+
+    OK = 0
+    KRB5 = 2
+    PASSWORD = 3
+    MD5 = 5
+    SCM_CREDS = 6
+    GSS = 7
+    GSS_CONT = 8
+    SSPI = 9
+    SASL = 10
+    SASL_CONT = 11
+    SASL_FIN = 12
+
+
+_UNSUPPORTED: Final[dict[int, str]] = {
+    AuthRequest.KRB5: "Kerberos",
+    AuthRequest.SCM_CREDS: "SCM credentials",
+    AuthRequest.GSS: "GSSAPI (gss)",
+    AuthRequest.GSS_CONT: "GSSAPI (gss)",
+    AuthRequest.SSPI: "SSPI (sspi)",
+}
 _SHOWN = {
     "password": "the password in clear text (password)",
     "md5": "an MD5 hash of the password (md5)",
     "scram-sha-256": "SCRAM (scram-sha-256)",
     "none": "no password (none)",
 }
-_UNSUPPORTED = {2: "Kerberos", 6: "SCM credentials", 7: "GSSAPI (gss)", 8: "GSSAPI (gss)", 9: "SSPI (sspi)"}
 
 _CODE = struct.Struct("!i")
 _LONGEST_PART = 1024
@@ -62,33 +85,35 @@ class Login:
         if code in _UNSUPPORTED:
             raise Unacceptable(f"the server asks for {_UNSUPPORTED[code]}, which the controller does not support")
         match code:
-            case 3 | 5 | 10 if self._step is None:
+            case AuthRequest.PASSWORD | AuthRequest.MD5 | AuthRequest.SASL if self._step is None:
                 self._ask(code, rest)
-            case 11 if self._step == _SASL:
+            case AuthRequest.SASL_CONT if self._step == AuthRequest.SASL:
                 _check_challenge(rest)
-            case 12 if self._step == _CONTINUE and rest.startswith(b"v="):
+            case AuthRequest.SASL_FIN if self._step == AuthRequest.SASL_CONT and rest.startswith(b"v="):
                 pass
-            case 0 if self._step in (None, _CLEAR, _MD5, _FINAL) and not rest:
+            case AuthRequest.OK if (
+                self._step in (None, AuthRequest.PASSWORD, AuthRequest.MD5, AuthRequest.SASL_FIN) and not rest
+            ):
                 if self._step is None:
                     self._require("none")
-            case 0 if self._step in (_SASL, _CONTINUE):
+            case AuthRequest.OK if self._step in (AuthRequest.SASL, AuthRequest.SASL_CONT):
                 raise Unacceptable("the server did not prove that it knows the password's verifier (SCRAM)")
             case _:
                 raise ValueError
         self._step = code
 
     def _ask(self, code: int, rest: bytes) -> None:
-        if code == _SASL:
+        if code == AuthRequest.SASL:
             mechanisms = rest.split(b"\0")
             if mechanisms[-2:] != [b"", b""]:
                 raise ValueError
             if b"SCRAM-SHA-256" not in mechanisms:
                 raise Unacceptable("the server asks for a SASL mechanism other than SCRAM-SHA-256")
             self._require("scram-sha-256")
-        elif len(rest) != (4 if code == _MD5 else 0):
+        elif len(rest) != (4 if code == AuthRequest.MD5 else 0):
             raise ValueError
         else:
-            self._require("md5" if code == _MD5 else "password")
+            self._require("md5" if code == AuthRequest.MD5 else "password")
 
     def _require(self, method: str) -> None:
         if method not in self._allowed:
