@@ -13,6 +13,9 @@ from typing import Any
 
 from pgrole_controller.core.privileges.privilege_result import DriftAuthor, Evidence
 
+#: PostgreSQL writes jsonlog since this version.
+JSONLOG_VERSION = 150_000
+
 #: Maximum distance of a subtransaction's id above its transaction's.
 MOST_BELOW = 64
 

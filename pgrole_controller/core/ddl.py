@@ -315,6 +315,18 @@ def render_option(attribute: str, value: bool | int | Password | None) -> str:
     raise ValueError(f"not an attribute of a role: {attribute}")
 
 
+def grants_in_schema(grantee: str, *, truncate: bool) -> tuple[str, ...]:
+    """What a role needs to use schema pgrole of another owner. `grantee`: quoted. `truncate`: in a database beside the
+    home database, where the controller prunes the history.
+    """
+    also = ", TRUNCATE" if truncate else ""
+    return (
+        f"GRANT USAGE ON SCHEMA pgrole TO {grantee}",
+        f"GRANT SELECT, INSERT, UPDATE, DELETE{also} ON ALL TABLES IN SCHEMA pgrole TO {grantee}",
+        f"GRANT EXECUTE ON ALL ROUTINES IN SCHEMA pgrole TO {grantee}",
+    )
+
+
 def _verifier(password: Password) -> str:
     """Admits verifiers only: PostgreSQL takes any other text for a clear password, and may log it."""
     if password.verifier is None or password.verifier.scram is None:

@@ -9,6 +9,7 @@ from typing import Any
 import anyio
 
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
+from pgrole_controller.core.findings.server_facts import OLDEST_VERSION
 from pgrole_controller.core.server_options import Mode
 from pgrole_controller.core.state import Claims
 from pgrole_controller.postgres import queries
@@ -17,8 +18,6 @@ from pgrole_controller.postgres.errors import is_lacking, translate_errors
 from pgrole_controller.postgres.missing_privileges import explain_access
 from pgrole_controller.postgres.rows import Row, fetch_row
 from pgrole_controller.postgres.schema import SchemaMissing, SchemaState, install, is_current, others_may_create
-
-OLDEST_VERSION = 14
 
 
 @dataclass(frozen=True, slots=True)

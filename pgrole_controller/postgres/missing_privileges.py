@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 
 import asyncpg
 
-from pgrole_controller.core.ddl import divide_names, render_option, spell_identifier
+from pgrole_controller.core.ddl import divide_names, grants_in_schema, render_option, spell_identifier
+from pgrole_controller.core.deletion import add_way_out
 from pgrole_controller.core.diff import (
     Change,
     Create,
@@ -36,7 +37,6 @@ from pgrole_controller.postgres.errors import translate_errors
 PARAMETER_GRANTS_VERSION = 150_000
 
 _ADMIN = "WITH ADMIN TRUE, INHERIT FALSE, SET FALSE"
-_WAY_OUT = "To keep the role and delete only the object, set spec.deletionPolicy: Retain"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ def explain(error: PgRoleError, missing: Sequence[MissingPrivilege]) -> PgRoleEr
     if NOT_UTF8.search(allow + do):
         text += ". Names with \\x are not UTF-8: run this in a database with their encoding"
     if any(isinstance(one.change, Drop) for one in missing):
-        return Waiting(Reason.DROP_BLOCKED, f"{text}. {_WAY_OUT}")
+        return add_way_out(Waiting(Reason.DROP_BLOCKED, text))
     return Refused(error.reason, text)
 
 
@@ -277,10 +277,7 @@ async def explain_access(connection: Connection, error: PgRoleError) -> PgRoleEr
 async def explain_database_access(connection: Connection, error: PgRoleError) -> PgRoleError:
     """The same for another database, in which a superuser installed schema pgrole."""
     row = await _read_access(connection)
-    if row is None or not row["present"] or row["owns"] or row["uses"]:
-        return error
-    own = spell_identifier(row["own_role"].decode(errors="replace"))
-    return _with_grants(error, error.reason, row, _grants_in_schema(own, also=", TRUNCATE"))
+    return error if row is None or not _may_not_use(row) else _with_grants_in_schema(error, row)
 
 
 async def explain_own_schema(connection: Connection, error: PgRoleError, said: str) -> PgRoleError | None:
@@ -288,14 +285,17 @@ async def explain_own_schema(connection: Connection, error: PgRoleError, said: s
     server's language) that the controller's role may not use.
     """
     row = await _read_access(connection)
-    if row is None or not row["present"] or row["owns"] or row["uses"]:
+    if row is None or not _may_not_use(row):
         return None
     names = {"pgrole", *(name.decode(errors="replace") for name in row["forbidden"])}
     if names.isdisjoint(re.findall(r"\w+", said)):
         return None
-    refused = Transient(error.reason, f"schema pgrole: {said}")
-    own = spell_identifier(row["own_role"].decode(errors="replace"))
-    return _with_grants(refused, error.reason, row, _grants_in_schema(own, also=", TRUNCATE"))
+    return _with_grants_in_schema(Transient(error.reason, f"schema pgrole: {said}"), row)
+
+
+def _may_not_use(row: asyncpg.Record) -> bool:
+    """Whether schema pgrole exists, and the controller's role neither owns nor may use it."""
+    return row["present"] and not row["owns"] and not row["uses"]
 
 
 async def _read_access(connection: Connection) -> asyncpg.Record | None:
@@ -308,10 +308,9 @@ def _with_grants(error: PgRoleError, reason: Reason, row: asyncpg.Record, missin
     return Transient(reason, f"{error.message}. A superuser can allow it, in database {database}: {'; '.join(missing)}")
 
 
-def _grants_in_schema(own: str, *, also: str = "") -> Iterator[str]:
-    yield f"GRANT USAGE ON SCHEMA pgrole TO {own}"
-    yield f"GRANT SELECT, INSERT, UPDATE, DELETE{also} ON ALL TABLES IN SCHEMA pgrole TO {own}"
-    yield f"GRANT EXECUTE ON ALL ROUTINES IN SCHEMA pgrole TO {own}"
+def _with_grants_in_schema(error: PgRoleError, row: asyncpg.Record) -> PgRoleError:
+    own = spell_identifier(row["own_role"].decode(errors="replace"))
+    return _with_grants(error, error.reason, row, grants_in_schema(own, truncate=True))
 
 
 def _missing(row: asyncpg.Record) -> Iterator[str]:
@@ -322,7 +321,7 @@ def _missing(row: asyncpg.Record) -> Iterator[str]:
         yield f"GRANT CREATE ON DATABASE {database} TO {own}"
     if not row["sees_versions"] and (row["owns"] or not row["present"]):
         yield f"GRANT SELECT (oid, xmin) ON pg_catalog.pg_authid TO {own}"
-    if row["present"] and not row["owns"] and not row["uses"]:
-        yield from _grants_in_schema(own)
+    if _may_not_use(row):
+        yield from grants_in_schema(own, truncate=False)
     elif row["present"] and not row["owns"]:
         yield "the output of `pgrole-controller sql`"

@@ -26,7 +26,7 @@ import anyio
 import anyio.to_thread
 
 from pgrole_controller import resources
-from pgrole_controller.core.audit_line import ChangedRole, RoleCommand, find_author, read_lines
+from pgrole_controller.core.audit_line import JSONLOG_VERSION, ChangedRole, RoleCommand, find_author, read_lines
 from pgrole_controller.core.ddl import quote_identifier
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.core.privileges.privilege_result import DriftAuthor, Evidence
@@ -40,9 +40,6 @@ log = logging.getLogger(__name__)
 
 #: Seconds to wait before each read of the log: the server writes it through another process.
 _WAITS = (0.0, 0.02, 0.1, 0.4)
-
-#: jsonlog exists since this version.
-JSONLOG_VERSION = 150_000
 
 #: Bytes that one read takes, and commands that are kept.
 MOST_BYTES = 1_000_000

@@ -1,13 +1,12 @@
 """Judges which source names who changes roles: pure decisions of `doctor` about logs and statistics."""
 
+from pgrole_controller.core.audit_line import JSONLOG_VERSION
 from pgrole_controller.core.findings.finding import Finding, FindingState, sql
 from pgrole_controller.core.findings.server_facts import RoleFacts, ServerFacts
 from pgrole_controller.core.findings.server_findings import alter_system
 from pgrole_controller.core.server_options import AuditSource
 
 OK, WARNING, UNKNOWN = FindingState.OK, FindingState.WARNING, FindingState.UNKNOWN
-
-_JSONLOG = 150_000
 
 #: What both settings can list. A remedy keeps these: others may rely on them.
 _DESTINATIONS = ("stderr", "csvlog", "jsonlog", "syslog", "eventlog")
@@ -22,7 +21,7 @@ def judge_attribution(area: str, facts: ServerFacts, role: RoleFacts, audit: Aud
         text = "shared_preload_libraries is hidden from this login: connect as a member of pg_monitor"
         return [Finding(area, check, UNKNOWN, text)]
     logs = "jsonlog" in settings.get("log_destination", "") and settings.get("logging_collector") == "on"
-    if audit is not AuditSource.NEVER and facts.version_number < _JSONLOG:
+    if audit is not AuditSource.NEVER and facts.version_number < JSONLOG_VERSION:
         return [Finding(area, check, WARNING, f"auditLog is {audit.value}, but PostgreSQL 14 writes no jsonlog")]
     findings = []
     if audit is not AuditSource.NEVER:

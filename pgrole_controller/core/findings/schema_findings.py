@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
+from pgrole_controller.core.ddl import grants_in_schema
 from pgrole_controller.core.findings.finding import Finding, FindingState, Remedy, RemedyKind, shell, sql
 from pgrole_controller.core.findings.server_facts import (
     ClaimCount,
@@ -114,7 +115,7 @@ def judge_detection(
         if role.uses:
             return [Finding(area, check, OK, f"{may_watch}; an administrator installed the schema")]
         text = f'role "{role.name}" may not use schema pgrole, which holds the claims: no session begins'
-        return [Finding(area, check, PROBLEM, text, _grants_in_schema(role, database))]
+        return [Finding(area, check, PROBLEM, text, _grants_in_schema(role, database, truncate=False))]
     if not role.sees_versions:
         text = f'Auto chooses Poll: role "{role.name}" may not read oid and xmin of pg_authid'
         return [Finding(area, check, WARNING, text, see)]
@@ -122,13 +123,9 @@ def judge_detection(
     return [Finding(area, check, OK, f"{may_watch}; {seen}")]
 
 
-def _grants_in_schema(role: RoleFacts, database: str, also: str = "") -> tuple[Remedy, ...]:
-    tables = f"GRANT SELECT, INSERT, UPDATE, DELETE{also} ON ALL TABLES IN SCHEMA pgrole TO {{}}"
-    return (
-        *sql("GRANT USAGE ON SCHEMA pgrole TO {}", role.name, database=database),
-        *sql(tables, role.name, database=database),
-        *sql("GRANT EXECUTE ON ALL ROUTINES IN SCHEMA pgrole TO {}", role.name, database=database),
-    )
+def _grants_in_schema(role: RoleFacts, database: str, *, truncate: bool) -> tuple[Remedy, ...]:
+    templates = grants_in_schema("{}", truncate=truncate)
+    return tuple(remedy for template in templates for remedy in sql(template, role.name, database=database))
 
 
 def _publishes(publications: Sequence[str]) -> str:
@@ -156,7 +153,7 @@ def _judge_access(area: str, triggers: EventTriggerFacts, role: RoleFacts) -> li
         findings.append(Finding(area, check, PROBLEM, f'role "{role.name}" may not connect to the database', remedy))
     if not (triggers.uses or triggers.home):
         text = f'role "{role.name}" may not use schema pgrole, which a superuser installed: no session begins'
-        findings.append(Finding(area, check, PROBLEM, text, _grants_in_schema(role, database, ", TRUNCATE")))
+        findings.append(Finding(area, check, PROBLEM, text, _grants_in_schema(role, database, truncate=True)))
     return findings
 
 
@@ -211,7 +208,7 @@ def _judge_missing_event_triggers(
     if triggers.home:
         return Finding(area, check, WARNING, f'{text}, as role "{role.name}" owns schema pgrole')
     text = f"{text}; installing them also corrects drift that was only reported: docs/running.md, Install by hand"
-    grants = _grants_in_schema(role, triggers.database, ", TRUNCATE")
+    grants = _grants_in_schema(role, triggers.database, truncate=True)
     return Finding(area, check, WARNING, text, (*_INSTALL_DATABASE_AGAIN, *grants))
 
 

@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from pgrole_controller.core.findings.finding import Finding, FindingState, Remedy, RemedyKind, shell, sql
-from pgrole_controller.core.findings.server_facts import RoleFacts, ServerFacts, SessionFacts
+from pgrole_controller.core.findings.server_facts import OLDEST_VERSION, RoleFacts, ServerFacts, SessionFacts
 
 OK, WARNING, PROBLEM, UNKNOWN = FindingState.OK, FindingState.WARNING, FindingState.PROBLEM, FindingState.UNKNOWN
 
-_OLDEST = 14
 _CLOCK_SECONDS = 5.0
 _EXPIRY = timedelta(days=21)
 _SPARE = 0.1
@@ -29,8 +28,10 @@ def alter_system(facts: ServerFacts, name: str, value: str, *, reload: bool = Fa
 
 def judge_version(area: str, facts: ServerFacts) -> Finding:
     name = f"PostgreSQL {facts.version[:40]}"
-    if facts.version_number < _OLDEST * 10_000:
-        return Finding(area, "version", PROBLEM, f"{name} is too old: the controller requires {_OLDEST} or later")
+    if facts.version_number < OLDEST_VERSION * 10_000:
+        return Finding(
+            area, "version", PROBLEM, f"{name} is too old: the controller requires {OLDEST_VERSION} or later"
+        )
     if facts.encoding != "UTF8":
         text = f'home database "{facts.database}" has encoding {facts.encoding}, but UTF8 is required'
         return Finding(area, "version", PROBLEM, text)
