@@ -323,7 +323,7 @@ async def _beat(detector: Detector, fence: Fence | None, suspended: Callable[[bo
     """Sends the leader's heartbeats, and reports whether changes are suspended. Raises PgRoleError."""
     while True:
         async with detector.lock:
-            if fence is not None and (fence.is_leading() or fence.enforcing):
+            if fence is not None and fence.acting:
                 await fence.beat(detector.connection)
             suspended(await _is_suspended(detector.connection))
         await anyio.sleep(BEAT_PERIOD)
