@@ -205,20 +205,22 @@ async def read_namespace_roles(
     return {namespaces[row.get("place", int) - 1]: frozenset(row.some("roles", int)) for row in rows}
 
 
-def parse_roles(rows: Sequence[Row], asked: Sequence[tuple[Key, str]], *, claims: bool) -> list[Observed | PgRoleError]:
-    """One result for each (key, role name), in order. `claims`: the rows hold the claims."""
+def parse_roles(
+    rows: Sequence[Row], asked: Sequence[tuple[Key, str]], *, with_claims: bool
+) -> list[Observed | PgRoleError]:
+    """One result for each (key, role name), in order. `with_claims`: the rows hold the claims."""
     found: dict[int, list[Row]] = {place: [] for place in range(1, len(asked) + 1)}
     for row in rows:
         try:
             found.get(row.get("place", int), []).append(row)
         except PgRoleError as error:
             log.warning("row skipped: it belongs to no object", extra={"error": error.message})
-    return [_observed_or_error(found[place], key, claims=claims) for place, (key, _) in enumerate(asked, 1)]
+    return [_observed_or_error(found[place], key, with_claims=with_claims) for place, (key, _) in enumerate(asked, 1)]
 
 
-def _observed_or_error(rows: Sequence[Row], key: Key, *, claims: bool) -> Observed | PgRoleError:
+def _observed_or_error(rows: Sequence[Row], key: Key, *, with_claims: bool) -> Observed | PgRoleError:
     try:
-        return _observed(rows, claims=claims)
+        return _observed(rows, with_claims=with_claims)
     except Deferred as error:
         return error
     except PgRoleError as error:
@@ -226,8 +228,8 @@ def _observed_or_error(rows: Sequence[Row], key: Key, *, claims: bool) -> Observ
         return error
 
 
-def _observed(rows: Sequence[Row], *, claims: bool) -> Observed:
-    """`claims`: the rows hold the claims."""
+def _observed(rows: Sequence[Row], *, with_claims: bool) -> Observed:
+    """`with_claims`: the rows hold the claims."""
     existing = [row for row in rows if row.find("oid", int) is not None]
     named = [row for row in existing if row.get("is_named", bool)]
     claimed = [row for row in existing if row not in named]
@@ -237,8 +239,8 @@ def _observed(rows: Sequence[Row], *, claims: bool) -> Observed:
     return Observed(
         named=_found(named[0]) if named else None,
         claimed=_found(claimed[0]) if claimed else None,
-        claim=_claim(first) if claims else None,
-        other_claims=_other_claims(first) if claims else (),
+        claim=_claim(first) if with_claims else None,
+        other_claims=_other_claims(first) if with_claims else (),
         at=first.get("at", datetime),
         iterations=first.find("scram_iterations", int) or LEAST_ITERATIONS,  # fixed before PostgreSQL 16
         row=first.content(_PASSING) if len(rows) == 1 else (),

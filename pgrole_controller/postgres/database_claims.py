@@ -31,7 +31,7 @@ class DatabaseClaims:
     has_current_schema: bool = True
 
     async def read_roles(self, home: HomeConnection, asked: Sequence[tuple[Key, str]]) -> list[Observed | PgRoleError]:
-        return catalog.parse_roles(await self._fetch(home, asked), asked, claims=True)
+        return catalog.parse_roles(await self._fetch(home, asked), asked, with_claims=True)
 
     async def are_unchanged(
         self,

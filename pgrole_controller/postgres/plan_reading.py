@@ -82,7 +82,7 @@ class _SeenClaims(DatabaseClaims):
             await home.connection.execute(_PLANNING)
             rows = await catalog.fetch_roles(home, query, asked)
             await home.connection.execute(_PLANNED)
-        return catalog.parse_roles(rows, asked, claims=True)
+        return catalog.parse_roles(rows, asked, with_claims=True)
 
 
 class _NoClaims(StatusClaims):

@@ -65,7 +65,7 @@ async def read_roles(
 
         async def query(asked: Sequence[str]) -> Sequence[Observed | PgRoleError]:
             rows = await _fetch(connection, asked)
-            return parse_roles(rows, [(Key("", name), name) for name in asked], claims=False)
+            return parse_roles(rows, [(Key("", name), name) for name in asked], with_claims=False)
 
         for name, answer in zip(some, await query_each(connection, query, some), strict=True):
             if isinstance(answer, PgRoleError):
@@ -84,7 +84,9 @@ async def _fetch(connection: Connection, names: Sequence[str]) -> list[Row]:
 
 @dataclass(frozen=True, slots=True)
 class HeldQuestion:
-    """`role`: oid. `served`: whether databases count in which a session keeps privileges, and may grant some."""
+    """`role`: oid. `served`: also ask about databases that a session serves now, although it may be about to grant
+    something there.
+    """
 
     role: int
     databases: frozenset[str]

@@ -73,7 +73,9 @@ class StatusClaims:
         )
         return [
             self._add_claim(key, role_name, observed) if isinstance(observed, Observed) else observed
-            for (key, role_name), observed in zip(asked, catalog.parse_roles(rows, asked, claims=False), strict=True)
+            for (key, role_name), observed in zip(
+                asked, catalog.parse_roles(rows, asked, with_claims=False), strict=True
+            )
         ]
 
     async def are_unchanged(
