@@ -158,6 +158,32 @@ async def test_a_change_is_decided_only_for_the_roles_that_it_concerns(
     assert decided == [world.role]
 
 
+@pytest.mark.parametrize("complete", [True, False])
+async def test_a_decision_that_raises_is_reported_and_what_is_new_stays_new(
+    world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch, *, complete: bool
+) -> None:
+    world.declare(READ, report_only=True)
+    async with world.working() as worker:
+        await world.wait_settled()
+        world.news()
+        with monkeypatch.context() as patch:
+
+            def fail(*_arguments: Any, **_options: Any) -> PrivilegeDecision:
+                raise AssertionError("about this role")
+
+            patch.setattr(privilege_decisions, "decide_privileges", fail)
+            await world.hand.execute("CREATE TABLE app.fresh ()")
+            if complete:
+                worker.note_everything()
+            failed = await world.wait(lambda result: result.error is not None)
+            assert failed.error is not None
+            assert failed.error.reason is Reason.INTERNAL_ERROR
+        await world.wait_may("SELECT", "app.fresh")
+        result = await world.wait_settled()
+    assert (result.drift_count, result.reported) == (0, ())
+    assert [reason for reason, _ in world.news()] == [News.PRIVILEGES_EXTENDED]
+
+
 async def find_nothing(_writes: UnexplainedWrites, *_arguments: Any) -> PrivilegeRead:
     return PrivilegeRead()
 

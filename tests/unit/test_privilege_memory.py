@@ -1,6 +1,7 @@
 """What the worker of one database remembers: new objects, contests, and when further reads are due."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from types import SimpleNamespace
@@ -54,7 +55,7 @@ def read_more(memory: PrivilegeMemory, *objects: DatabaseObject) -> NewObjects:
 
 def settle(
     memory: PrivilegeMemory,
-    unfinished: dict[Key, frozenset[ObjectId]],
+    unfinished: Mapping[Key, frozenset[ObjectId] | None],
     read: frozenset[ObjectId] | None = None,
     *,
     everyone: bool = True,
@@ -119,6 +120,15 @@ def test_a_new_object_stays_new_to_the_role_whose_grant_failed() -> None:
     assert role.select_new(read_more(memory)) == only(FAILING), "a round without the object says nothing about it"
     settle(memory, {READER.key: NOTHING}, only(FAILING), everyone=False)
     assert role.select_new(read_more(memory)) == NOTHING
+
+
+@pytest.mark.parametrize("complete", [True, False])
+def test_a_new_object_stays_new_to_the_role_about_which_nothing_could_be_decided(*, complete: bool) -> None:
+    memory, role = begin()
+    objects = read(memory, OLD, NEW) if complete else read_more(memory, OLD, NEW)
+    settle(memory, {READER.key: None, OTHER.key: NOTHING}, None if complete else only(OLD) | only(NEW))
+    assert role.select_new(objects) == only(NEW)
+    assert role.select_new(read_more(memory)) == only(NEW)
 
 
 def test_a_failed_repair_makes_no_object_new() -> None:

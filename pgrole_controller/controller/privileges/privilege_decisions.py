@@ -87,7 +87,7 @@ class RoundDecisions:
 
     def _decide_one(self, one: PrivilegeProgress, new_objects: frozenset[ObjectId] | None) -> None:
         observed = self._observed
-        one.refused = None
+        one.refused, one.undecided = None, False
         try:
             one.decision = decide_privileges(
                 one.grantee,
@@ -104,7 +104,7 @@ class RoundDecisions:
         except Exception as error:  # noqa: BLE001 -- this role's error
             one.decision, one.changes, one.default_changes = PrivilegeDecision(), (), ()
             one.approval, one.newly_reported = None, ()
-            one.error = contain(error, one.grantee.key)
+            one.error, one.touched, one.undecided = contain(error, one.grantee.key), True, True
 
     def _hold(self, one: PrivilegeProgress) -> None:
         """Leaves out repairs of contested changes."""

@@ -234,15 +234,22 @@ class PrivilegeMemory:
             role.missed, role.settled = missed, number
 
     def settle(
-        self, key: Key, read: frozenset[ObjectId] | None, unfinished: frozenset[ObjectId], now: Moment, number: int
+        self,
+        key: Key,
+        read: frozenset[ObjectId] | None,
+        unfinished: frozenset[ObjectId] | None,
+        now: Moment,
+        number: int,
     ) -> None:
-        """The round granted the role what it needs on the objects that it read, except on `unfinished`. `read`: None if
-        these are all that the role reaches. `now`: when the round began. `number`: of its last read for this role.
+        """The round granted the role what it needs on the objects that it read, except on `unfinished` (None: on all).
+        `read`: None if these are all that the role reaches. `now`: when the round began. `number`: of its last read for
+        this role.
         """
         role = self._roles[key]
         for name, contest in role.contests.items():
             role.contests[name] = postpone(contest, now)
-        if role.missed is not None and key not in self._resting:
+        unfinished = read if unfinished is None else unfinished
+        if role.missed is not None and unfinished is not None and key not in self._resting:
             unread = frozenset[ObjectId]() if read is None else role.missed - read
             new, settled = self._new, role.settled
             left = {one for one in unfinished if one in role.missed or new.get(one, settled) > settled}

@@ -43,7 +43,8 @@ class PrivilegeProgress:
     `newly_reported`: what the decision leaves as it is, and was not announced yet. `reported`: that by author.
     `corrected`: drift that was corrected in this round. `approval`: which the changes are made for. `decided`: the
     number of the read that it was last decided about. `refused`: marks of what PostgreSQL refused since then, drift
-    excepted; None: nothing failed, or some for a reason that may pass by itself.
+    excepted; None: nothing failed, or some for a reason that may pass by itself. `touched`: a partial read suffices to
+    report something. `undecided`: the last decision raised, so that nothing is known of the objects that were read.
     """
 
     grantee: Grantee
@@ -60,6 +61,7 @@ class PrivilegeProgress:
     held: frozenset[str] = frozenset()
     held_places: frozenset[Place] = frozenset()
     touched: bool = False
+    undecided: bool = False
     news: list[PrivilegeNews] = field(default_factory=list)
     approval: Approval | None = None
     decided: int = 0

@@ -151,7 +151,7 @@ class PrivilegeReconcile:
             for one in every:
                 if one.is_applied:
                     self._interruptions.note_applied(one.grantee.key)
-                unfinished = frozenset(change.object.id for change in one.changes)
+                unfinished = None if one.undecided else frozenset(change.object.id for change in one.changes)
                 self._memory.settle(one.grantee.key, self.read, unfinished, self._now, one.decided)
                 if complete or one.touched:
                     results.append(self._result(one, complete=complete))
