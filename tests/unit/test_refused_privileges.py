@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from pgrole_controller.controller.privileges.privilege_progress import PrivilegeProgress, find_failure, find_refused
+from pgrole_controller.controller.privileges.privilege_progress import PrivilegeProgress, is_done, note_failures
 from pgrole_controller.controller.privileges.privilege_records import RoundRecords
 from pgrole_controller.controller.privileges.role_memory import AppliedState, RoleMemory
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
@@ -60,8 +60,7 @@ def attempt(
     """After changes that failed on OTHER with this error, or as in `failed`."""
     progress = PrivilegeProgress(one, RoleMemory(one.uid), AppliedState(before), decide(one, observed, before))
     progress.hold_back(frozenset())
-    applied = failed or AppliedAcls({OTHER.id: error} if error else {})
-    progress.error, progress.refused = find_failure(progress, applied), find_refused(progress, applied)
+    note_failures(progress, failed or AppliedAcls({OTHER.id: error} if error else {}))
     return progress
 
 
@@ -196,6 +195,26 @@ def test_refused_default_privileges_wait() -> None:
     then = decide(one, observe(defaults=(acl,)), stored(attempt(one, observe(defaults=(acl,)), failed=refused)))
     assert sorted(texts(then)) == sorted(texts(first.decision))
     assert (then.drift, then.reported, len(then.extended)) == ((), (), 2)
+
+
+def test_default_privileges_that_fail_keep_no_others_of_their_creator_from_counting_as_corrected() -> None:
+    one = replace(grantee(), declared={"orders": replace(READ, created_by=("own",))})
+    tables, routines = (
+        DefaultAcl(OWNER, "own", "app", kind, (replace(entry(privilege), grantor=OWNER),))
+        for kind, privilege in (("r", "INSERT"), ("f", "EXECUTE"))
+    )
+    progress = attempt(one, observe(defaults=(tables, routines)), one.digest_of("orders"))
+    revoked, missing = (
+        next(each for each in progress.default_changes if each.object_type == "r" and each.revoke is revoke)
+        for revoke in (True, False)
+    )
+    for failed, left in ((revoked, {"INSERT"}), (missing, {"SELECT"})):
+        applied = AppliedAcls(default_errors={failed: LASTING})
+        done = {each for each in progress.decision.drift if is_done(each, ME, applied)}
+        undone = set(progress.decision.drift) - done
+        assert {each.privilege for each in undone} == left
+        assert {each.place for each in undone} == {"future tables in schema app created by own"}
+        assert {each.privilege for each in done} >= {"EXECUTE"}
 
 
 def test_after_a_failure_that_may_pass_by_itself_nothing_counts_as_applied() -> None:

@@ -164,24 +164,31 @@ def find_outdated_roles(some: Iterable[PrivilegeProgress], published: Mapping[Ke
     return frozenset(one.oid for one in find_outdated((one.grantee for one in some), published))
 
 
-def find_failure(one: PrivilegeProgress, applied: AppliedAcls) -> PgRoleError | None:
-    """Returns why not everything was changed that should be. What was not tried, and what reading again helps against,
-    comes last.
+def note_failures(one: PrivilegeProgress, applied: AppliedAcls) -> None:
+    """Notes why not everything was changed that should be. What was not tried, and what reading again helps against,
+    is told last.
     """
-    found = (applied.find_error(change.object.id, one.grantee.oid) for change in one.changes)
-    errors = [error for error in found if error is not None]
-    errors += [applied.default_errors[each] for each in one.default_changes if each in applied.default_errors]
-    return min(errors, key=lambda error: isinstance(error, OutdatedAcl | Postponed), default=None)
+    failures = _find_failures(one, applied)
+    if failures:
+        one.error = min((error for _, error in failures), key=lambda error: isinstance(error, OutdatedAcl | Postponed))
+        one.refused = _find_refused(one, failures)
 
 
-def find_refused(one: PrivilegeProgress, applied: AppliedAcls) -> frozenset[str] | None:
-    """Returns `PrivilegeProgress.refused` after these changes."""
+def _find_failures(
+    one: PrivilegeProgress, applied: AppliedAcls
+) -> list[tuple[AclChange | DefaultAclChange, PgRoleError]]:
+    """Returns the changes that were not made, each with its error."""
     changes: list[AclChange | DefaultAclChange] = [*one.changes, *one.default_changes]
+    found = ((change, _find_error(change, applied)) for change in changes)
+    return [(change, error) for change, error in found if error is not None]
+
+
+def _find_refused(
+    one: PrivilegeProgress, failures: Iterable[tuple[AclChange | DefaultAclChange, PgRoleError]]
+) -> frozenset[str] | None:
+    """Returns `PrivilegeProgress.refused` after these failures."""
     drift, refused = set(one.decision.drift), list[PrivilegeDifference]()
-    for change in changes:
-        error = _find_error(change, applied)
-        if error is None:
-            continue
+    for change, error in failures:
         if error.reason is not Reason.DATABASE_ERROR:
             return None
         refused += (each for each in _differences_of(change) if each not in drift)
@@ -211,8 +218,12 @@ def _differences_of(change: AclChange | DefaultAclChange) -> Iterator[PrivilegeD
 def is_done(difference: PrivilegeDifference, grantee: int, applied: AppliedAcls) -> bool:
     """Whether it was removed. `grantee`: oid of the role."""
     if difference.object is None:
-        creator = difference.granted_by
-        return not any(one.grantee == grantee and one.creator_name == creator for one in applied.default_errors)
+        return not any(
+            one.grantee == grantee
+            and difference.privilege in one.privileges
+            and difference.place == label_place(one.place)
+            for one in applied.default_errors
+        )
     delegated = difference.held and difference.granted_by != difference.object.owner_name
     return applied.find_error(difference.object.id, grantee, (delegated,)) is None
 

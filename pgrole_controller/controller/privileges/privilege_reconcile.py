@@ -24,11 +24,10 @@ from pgrole_controller.controller.privileges.privilege_progress import (
     AuthorDrift,
     PrivilegeProgress,
     build_result,
-    find_failure,
     find_outdated_roles,
-    find_refused,
     is_done,
     is_verified,
+    note_failures,
     report_unfinished,
     restore_applied,
     set_applied,
@@ -293,8 +292,7 @@ class PrivilegeReconcile:
         if applied.stored and any(one.told for one in some):
             self._memory.repaired_at = anyio.current_time()
         for one in some:
-            if (failure := find_failure(one, applied)) is not None:
-                one.error, one.refused = failure, find_refused(one, applied)
+            note_failures(one, applied)
         if applied.failed:
             for one in some:
                 one.told = tuple(self._keep_succeeded(one, applied))
