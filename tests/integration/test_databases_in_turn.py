@@ -82,7 +82,7 @@ async def test_the_end_of_a_round_is_no_answer_once_the_database_is_not_listed(
             with anyio.CancelScope(shield=True):
                 begun.set()
                 await go_on.wait()
-            arguments[-1](results, 0.0)
+            arguments[-1](results)
         return results
 
     three.declare(name)

@@ -376,10 +376,7 @@ class DatabaseWorker:
         for result in last.values():
             self._retries.note(result)
 
-    def _report_results(self, results: Sequence[PrivilegeResult], since: float) -> None:
-        """As Report."""
-        if (repaired_at := self.memory.take_repaired()) > since:
-            metrics.PRIVILEGE_REPAIR_SECONDS.labels(self._context.config().name).observe(repaired_at - since)
+    def _report_results(self, results: Sequence[PrivilegeResult]) -> None:
         for result in results:
             self.report(result)
 

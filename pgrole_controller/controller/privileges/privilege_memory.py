@@ -27,10 +27,9 @@ MOST_NOTED = 20_000
 @dataclass(slots=True)
 class PrivilegeMemory:
     """`database`: its oid, once a session had one. `applied`: by oid of the role, where the database stores nothing.
-    `repaired_at`: when the last correction of a drift was committed, on the loop's clock. `with_columns`: oids of
-    tables with declared columns. `absent_creators`: roles that declarations name and that do not exist. `adoptees`:
-    reads for these. `largest_acl`: at the last complete read. `failed`: what could not be changed, on this connection
-    or earlier ones.
+    `with_columns`: oids of tables with declared columns. `absent_creators`: roles that declarations name and that do
+    not exist. `adoptees`: reads for these. `largest_acl`: at the last complete read. `failed`: what could not be
+    changed, on this connection or earlier ones.
     """
 
     database: int | None = None
@@ -38,7 +37,6 @@ class PrivilegeMemory:
     further: FurtherReads = field(default_factory=FurtherReads)
     adoptees: FurtherReads = field(default_factory=FurtherReads)
     drifts: UnrecordedDrifts = field(default_factory=UnrecordedDrifts)
-    repaired_at: float = -math.inf
     with_columns: frozenset[int] = frozenset()
     absent_creators: frozenset[str] = frozenset()
     largest_acl: int = 0
@@ -78,11 +76,6 @@ class PrivilegeMemory:
             following._new, following._reads = dict(self._new), self._reads
             following._roles = {key: one.of_next_worker() for key, one in self._roles.items()}
         return following
-
-    def take_repaired(self) -> float:
-        """Returns `repaired_at`, and forgets it."""
-        at, self.repaired_at = self.repaired_at, -math.inf
-        return at
 
     def role(self, grantee: Grantee, database: str) -> RoleMemory:
         """Returns the memory of a role, with what it now declares."""

@@ -5,6 +5,7 @@ unless its table is locked, their history are written by the transaction of the 
 an error only after everything was read back, by the transaction that changed it or after it.
 """
 
+import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from itertools import chain
 
 import anyio
 
+from pgrole_controller import metrics
 from pgrole_controller.controller.privileges import large_rounds
 from pgrole_controller.controller.privileges.large_rounds import Interruptions, Uninterrupted, read_beside
 from pgrole_controller.controller.privileges.privilege_approval import mention_approval
@@ -82,9 +84,11 @@ class RoundContext:
 
 
 class PrivilegeReconcile:
-    """Hold the session's lock. `everyone`: the number of roles that the database has."""
+    """Hold the session's lock. `everyone`: the number of roles that the database has. `since`: as in Notice."""
 
-    def __init__(self, context: RoundContext, *, everyone: int, interruptions: Interruptions | None = None) -> None:
+    def __init__(
+        self, context: RoundContext, *, everyone: int, since: float, interruptions: Interruptions | None = None
+    ) -> None:
         self._session = context.session
         self._everyone = everyone
         self._memory = context.memory
@@ -93,6 +97,8 @@ class PrivilegeReconcile:
         self._published = context.grantees
         self._interruptions = interruptions or Uninterrupted()
         self._now = Moment(anyio.current_time(), datetime.now(UTC))
+        self._since = since
+        self._repaired_at = -math.inf  # when the last correction of a drift was committed, on the loop's clock
         self._is_suspended = False
         self._whole = False  # the last read was for every role
         self._last_read = 0  # before the complete one, as in RoleMemory.keep_authors
@@ -142,7 +148,14 @@ class PrivilegeReconcile:
                 for one in every
                 if one.role.pending or one.decision.reported or one.decision.pending or one.decision.awaited
             }
+        self._measure_repair()
         return await self._finish(every, complete=complete)
+
+    def _measure_repair(self) -> None:
+        if self._repaired_at > self._since:
+            seconds = self._repaired_at - self._since
+            metrics.PRIVILEGE_REPAIR_SECONDS.labels(self._config.name).observe(seconds)
+        self._repaired_at = -math.inf
 
     async def _finish(self, every: Sequence[PrivilegeProgress], *, complete: bool) -> list[PrivilegeResult]:
         turns, results = Turns(), list[PrivilegeResult]()
@@ -290,7 +303,7 @@ class PrivilegeReconcile:
             repairs, defaults, self._read_oids, whole=self._whole, give_way=partial(self._give_way, some)
         )
         if applied.stored and any(one.told for one in some):
-            self._memory.repaired_at = anyio.current_time()
+            self._repaired_at = anyio.current_time()
         for one in some:
             note_failures(one, applied)
         if applied.failed:

@@ -50,16 +50,15 @@ async def run_round(
     """
     results: list[PrivilegeResult] = []
 
-    async def note(found: Sequence[PrivilegeResult], noticed: float) -> None:
+    async def note(found: Sequence[PrivilegeResult]) -> None:
         turns = Turns()
         with anyio.CancelScope(shield=True):  # what is in them is not found again
-            # also without results: a report measures repairs
-            for first in range(0, max(len(found), 1), _REPORTED_AT_ONCE):
+            for first in range(0, len(found), _REPORTED_AT_ONCE):
                 now = context.grantees()  # others may be published in each turn
                 some = found[first : first + _REPORTED_AT_ONCE]
                 some = [one if _answers(begun[one.key], now.get(one.key)) else replace(one, digest="") for one in some]
                 results.extend(some)
-                report(some, noticed)
+                report(some)
                 await turns.share()
 
     session, memory, begun = context.session, context.memory, dict(context.grantees())
@@ -82,8 +81,8 @@ async def run_round(
     partial = frozenset[Key]() if to_read.scope in (Scope.NOTHING, Scope.FULL) else everyone - busy
     async with session.lock:
         small = SmallRounds(context, grantees, busy, notice, note)
-        reconcile = PrivilegeReconcile(context, everyone=len(everyone), interruptions=small)
-        await note(await reconcile.settle([one for one in grantees if one.key in partial], to_read), since)
+        reconcile = PrivilegeReconcile(context, everyone=len(everyone), since=since, interruptions=small)
+        await note(await reconcile.settle([one for one in grantees if one.key in partial], to_read))
         read = reconcile.read  # None, as after a complete read, if there are none
         complete |= memory.further.admit(frozenset(reconcile.unclear), now)
         complete |= {one.key for one in reconcile.left}
@@ -91,14 +90,14 @@ async def run_round(
         memory.further.begin(complete)  # before the reads: what is announced from now on asks for another
         began = anyio.current_time()
         while waiting:
-            await note(await reconcile.settle(waiting, EVERYTHING | to_read), since)
+            await note(await reconcile.settle(waiting, EVERYTHING | to_read))
             waiting = reconcile.left
         if complete and to_read.scope is not Scope.FULL:
             memory.further.note(began, anyio.current_time())
         if complete | partial >= everyone:
             memory.settle_everyone(read)
         await reconcile.record()
-        await note(await _compare_adoptees(context, adoptees, to_read, due, small), since)
+        await note(await _compare_adoptees(context, adoptees, to_read, due, small))
         small.finish()
     return results
 

@@ -52,10 +52,10 @@ _T = TypeVar("_T")
 #: A round that takes less, in seconds, is not interrupted: what is noticed meanwhile is read together.
 _SHORT_SECONDS = 0.01
 
-#: Reports results, and from when on the round had something to read, as in Notice.
-Report = Callable[[Sequence[PrivilegeResult], float], None]
+#: Reports results.
+Report = Callable[[Sequence[PrivilegeResult]], None]
 #: The same for many results, in turns with other tasks.
-ReportMany = Callable[[Sequence[PrivilegeResult], float], Awaitable[None]]
+ReportMany = Callable[[Sequence[PrivilegeResult]], Awaitable[None]]
 
 
 class SmallRounds:
@@ -145,8 +145,8 @@ class SmallRounds:
 
     async def _run(self, some: Sequence[Grantee], to_read: PrivilegeRead, since: float) -> None:
         began, memory = anyio.current_time(), self._context.memory
-        reconcile = PrivilegeReconcile(self._context, everyone=len(some))  # of the others, the same is read again
-        before = memory.take_repaired()
+        # Of the others, the same is read again.
+        reconcile = PrivilegeReconcile(self._context, everyone=len(some), since=since)
         results = await reconcile.settle(some, to_read)
         read = reconcile.read or frozenset()
         left = {one.key for one in reconcile.left}
@@ -161,8 +161,7 @@ class SmallRounds:
         self._counts |= {result.key: result.drift_count for result in results}
         if to_read.scope is Scope.RECENT:
             self._rest.begin(began, anyio.current_time())
-        await self._report(results, since)
-        memory.repaired_at = before
+        await self._report(results)
 
     def finish(self) -> None:
         """At the end of the large round: has the next one do what the small ones left, and what searches found."""
