@@ -26,10 +26,10 @@ from pgrole_controller.core.privileges.observed_database import ObservedDatabase
 from pgrole_controller.core.privileges.privilege_reach import PrivilegeReach
 from pgrole_controller.core.request import Key
 from pgrole_controller.local.postgres import PostgresServer
-from pgrole_controller.postgres.privileges.acl_apply import AppliedAcls, apply_acls
+from pgrole_controller.postgres.privileges.acl_apply import apply_acls
 from pgrole_controller.postgres.privileges.acl_catalog import read_database
 from pgrole_controller.postgres.privileges.acl_read_back import AclReadBack
-from pgrole_controller.postgres.privileges.acl_transaction import AclDialect, AclTransactions
+from pgrole_controller.postgres.privileges.acl_transaction import AclDialect, AclTransactions, AppliedAcls
 from pgrole_controller.postgres.privileges.acl_verification import AclRepair
 from tests.integration.acl_support import AclDatabase, acl_database
 from tests.integration.test_reassign import reached

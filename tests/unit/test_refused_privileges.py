@@ -15,7 +15,7 @@ from pgrole_controller.core.privileges.grantee import DatabasePrivileges, Grante
 from pgrole_controller.core.privileges.observed_database import ObservedDatabase
 from pgrole_controller.core.privileges.privilege_difference import phrases
 from pgrole_controller.core.server_options import HistoryConfig
-from pgrole_controller.postgres.privileges.acl_apply import AppliedAcls
+from pgrole_controller.postgres.privileges.acl_transaction import AppliedAcls
 from pgrole_controller.postgres.privileges.acl_verification import AclRepair
 from pgrole_controller.postgres.privileges.failed_changes import FailedChanges
 from tests.unit.test_acl_decision import (

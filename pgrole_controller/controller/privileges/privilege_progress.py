@@ -25,8 +25,8 @@ from pgrole_controller.core.privileges.privilege_result import (
     PrivilegeResult,
 )
 from pgrole_controller.core.request import Key
-from pgrole_controller.postgres.privileges.acl_apply import AppliedAcls
 from pgrole_controller.postgres.privileges.acl_refusal import OutdatedAcl, Postponed, part_of
+from pgrole_controller.postgres.privileges.acl_transaction import AppliedAcls
 from pgrole_controller.postgres.privileges.database_session import DatabaseSession
 from pgrole_controller.postgres.privileges.ddl_events import PrivilegeRead, Scope
 from pgrole_controller.postgres.privileges.stored_state import StoredState

@@ -16,8 +16,8 @@ from pgrole_controller.core.privileges.privilege_result import DriftAuthor, Priv
 from pgrole_controller.core.server_options import HistoryConfig
 from pgrole_controller.postgres.drift_history import MOST_RECORDED, RecordedDrift, build_record_statement
 from pgrole_controller.postgres.fence import is_another_leading
-from pgrole_controller.postgres.privileges.acl_apply import AppliedAcls
 from pgrole_controller.postgres.privileges.acl_batches import GiveWay, go_on
+from pgrole_controller.postgres.privileges.acl_transaction import AppliedAcls
 from pgrole_controller.postgres.privileges.acl_verification import AclRepair
 from pgrole_controller.postgres.privileges.database_session import DatabaseSession
 from pgrole_controller.postgres.privileges.stored_state import build_applied_statement, build_approval_statement

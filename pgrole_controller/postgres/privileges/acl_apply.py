@@ -6,13 +6,13 @@ delaying the others.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import anyio
 import anyio.lowlevel
 
 from pgrole_controller.core.errors import PgRoleError
-from pgrole_controller.core.privileges.acl import AclChange, DefaultAclChange, ObjectId
+from pgrole_controller.core.privileges.acl import AclChange, DefaultAclChange
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.errors import DEPENDENT, LOCK_NOT_FREE, sqlstate_of
 from pgrole_controller.postgres.privileges.acl_batches import (
@@ -38,42 +38,12 @@ from pgrole_controller.postgres.privileges.acl_refusal import (
     explain_storing,
     tell_outdated,
 )
-from pgrole_controller.postgres.privileges.acl_transaction import AclDialect, AclTransactions
+from pgrole_controller.postgres.privileges.acl_transaction import AclDialect, AclTransactions, AppliedAcls
 from pgrole_controller.postgres.privileges.acl_verification import AclRepair
 from pgrole_controller.postgres.privileges.failed_changes import failed_changes_of
 
 #: Pauses in seconds before another attempt for an object that another transaction changed at the same time.
 _PAUSES = (0.01, 0.05)
-
-
-@dataclass(frozen=True, slots=True)
-class AppliedAcls:
-    """`errors`: of the objects that were not changed. `grantee_errors`: some of these objects were changed for all
-    grantees except these (oid, and whether it is about what someone other than the owner granted). `default_errors`: of
-    the default privileges that were not changed. `stored`: the transaction of the last change ran the `extra`
-    statements, which it does only without errors. `unrecorded`: why without `history`, whose table others have locked.
-    `outdated`: objects that were not changed for a grantee (oid), since that is declared otherwise by now.
-    """
-
-    errors: Mapping[ObjectId, PgRoleError] = field(default_factory=dict)
-    grantee_errors: Mapping[ObjectId, Mapping[Part, PgRoleError]] = field(default_factory=dict)
-    default_errors: Mapping[DefaultAclChange, PgRoleError] = field(default_factory=dict)
-    stored: bool = False
-    unrecorded: PgRoleError | None = None
-    outdated: Collection[tuple[ObjectId, int]] = frozenset()
-
-    @property
-    def failed(self) -> bool:
-        return bool(self.errors or self.default_errors or self.outdated)
-
-    def find_error(self, identity: ObjectId, grantee: int, parts: Sequence[bool] = (False, True)) -> PgRoleError | None:
-        """Returns why the object was not changed for this grantee; None if it was. `parts`: as in `grantee_errors`."""
-        if (identity, grantee) in self.outdated:
-            return tell_outdated()
-        divided = self.grantee_errors.get(identity)
-        if divided is None:
-            return self.errors.get(identity)
-        return next((divided[grantee, part] for part in parts if (grantee, part) in divided), None)
 
 
 async def apply_acls(
@@ -82,14 +52,14 @@ async def apply_acls(
     defaults: Sequence[DefaultAclChange],
     grantees: Collection[int],
     dialect: AclDialect,
-    extra: str = "",
+    records: str = "",
     give_way: GiveWay = go_on,
     *,
     history: str = "",
 ) -> AppliedAcls:
     """Applies the changes; nothing is sent if there are none. `grantees`: whose entries were read.
 
-    `extra` (SQL) runs in the transaction of the last change, if there was no error: pass what records that everything
+    `records` (SQL) runs in the transaction of the last change, if there was no error: pass what records that everything
     is applied. Without changes, it gets a transaction of its own. `history` belongs to it: the statement that records
     what was corrected. Raises PgRoleError if the connection is lost, another process leads, changes are suspended, or
     an event trigger of others would run; what was committed before stays.
@@ -97,10 +67,10 @@ async def apply_acls(
     due = sorted(
         (one for one in repairs if one.changes), key=lambda one: (one.observed.object.id.oid, one.observed.object.id)
     )
-    if not (due or defaults or extra):
+    if not (due or defaults or records):
         return AppliedAcls()
     await prepare_checks(connection)
-    transactions = AclTransactions(connection, grantees, dialect, extra, history)
+    transactions = AclTransactions(connection, grantees, dialect, records, history)
     waits, failed, deadlines = waits_of(connection), failed_changes_of(connection), Deadlines()
     objects = Batches(connection, _ObjectSteps(connection, transactions, dialect.version), waits, deadlines, give_way)
     parts = split_large(failed.separate(due, OBJECTS))
@@ -118,20 +88,16 @@ async def apply_acls(
         await batches.change_busy(last=True)
     elif not due:
         await _store(connection, transactions)
-    return AppliedAcls(
-        transactions.errors,
-        transactions.grantee_errors,
-        transactions.default_errors,
-        transactions.stored,
-        await tell_locked_table(connection, HISTORY) if transactions.stored and transactions.unrecorded else None,
-        transactions.outdated,
-    )
+    applied = transactions.applied
+    if applied.stored and transactions.leaves_history:
+        applied.unrecorded = await tell_locked_table(connection, HISTORY)
+    return applied
 
 
 async def _store(connection: Connection, transactions: AclTransactions) -> None:
-    """Runs the extra statements alone. Raises PgRoleError."""
+    """Runs `records` alone. Raises PgRoleError."""
     try:
-        await transactions.run((), extra=True)
+        await transactions.run((), last=True)
     except PgRoleError as error:
         raise await explain_storing(connection, error) from error.__cause__
 
@@ -145,7 +111,7 @@ class _ObjectSteps:
         self._version = version
 
     async def change_all(self, some: Sequence[AclRepair], *, last: bool, seconds: float) -> None:
-        await self._transactions.run(some, extra=last, seconds=seconds)
+        await self._transactions.run(some, last=last, seconds=seconds)
 
     async def change_one(self, one: AclRepair, *, last: bool, seconds: float) -> PgRoleError | None:
         read, cascade = one, False
@@ -153,7 +119,7 @@ class _ObjectSteps:
         while True:
             await anyio.lowlevel.checkpoint()
             try:
-                await self._transactions.run([one], extra=last, cascade=cascade, seconds=seconds)
+                await self._transactions.run([one], last=last, cascade=cascade, seconds=seconds)
             except PgRoleError as error:
                 raise_if_common(self._connection, error)
                 code = sqlstate_of(error)
@@ -198,20 +164,20 @@ class _ObjectSteps:
                 failed[key] = error_of_part
         failures.note_parts(repair, tried, parts.keys() - failed.keys())
         if failed:
-            self._transactions.grantee_errors[repair.observed.object.id] = failed
+            self._transactions.applied.grantee_errors[repair.observed.object.id] = failed
         elif last:
             await _store(self._connection, self._transactions)
         return next(iter(failed.values()), None)
 
     def report(self, one: AclRepair, error: PgRoleError) -> None:
-        self._transactions.errors[one.observed.object.id] = error
+        self._transactions.applied.errors[one.observed.object.id] = error
 
     def leave_out(self, one: AclRepair, grantees: Collection[int]) -> AclRepair | None:
         left = tuple(change for change in one.changes if change.grantee not in grantees)
         if len(left) == len(one.changes):
             return one
         outdated = {change.grantee for change in one.changes} & set(grantees)
-        self._transactions.outdated.update((one.observed.object.id, grantee) for grantee in outdated)
+        self._transactions.applied.outdated.update((one.observed.object.id, grantee) for grantee in outdated)
         return replace(one, changes=left) if left else None
 
 
@@ -224,7 +190,7 @@ class _DefaultSteps:
         self._version = version
 
     async def change_all(self, some: Sequence[DefaultAclChange], *, last: bool, seconds: float) -> None:
-        await self._transactions.run((), some, extra=last, seconds=seconds)
+        await self._transactions.run((), some, last=last, seconds=seconds)
 
     async def change_one(self, one: DefaultAclChange, *, last: bool, seconds: float) -> PgRoleError | None:
         await anyio.lowlevel.checkpoint()
@@ -238,7 +204,7 @@ class _DefaultSteps:
         return None
 
     def report(self, one: DefaultAclChange, error: PgRoleError) -> None:
-        self._transactions.default_errors[one] = error
+        self._transactions.applied.default_errors[one] = error
 
     def leave_out(self, one: DefaultAclChange, grantees: Collection[int]) -> DefaultAclChange | None:
         if one.grantee not in grantees:

@@ -3,9 +3,9 @@ the owner and the ACL that were read, runs the statements, and reads the ACLs ba
 that is one message.
 """
 
-from collections.abc import AsyncIterator, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import anyio
 
@@ -23,7 +23,14 @@ from pgrole_controller.postgres.privileges.acl_checks import (
 )
 from pgrole_controller.postgres.privileges.acl_locks import HISTORY, LOCK_SECONDS, find_locked_table
 from pgrole_controller.postgres.privileges.acl_read_back import AclReadBack
-from pgrole_controller.postgres.privileges.acl_refusal import RETRIED, Ineffective, Part, as_owner, tell_postponed
+from pgrole_controller.postgres.privileges.acl_refusal import (
+    RETRIED,
+    Ineffective,
+    Part,
+    as_owner,
+    tell_outdated,
+    tell_postponed,
+)
 from pgrole_controller.postgres.privileges.acl_script import render_repairs
 from pgrole_controller.postgres.privileges.acl_verification import AclRepair
 from pgrole_controller.postgres.privileges.grant_execution import execute_changes
@@ -61,60 +68,87 @@ class AclDialect:
         return [*verification, "SELECT pgrole.lock_changes()", *statements, self.fence.statement]
 
 
+@dataclass(slots=True)
+class AppliedAcls:
+    """What came of one call of `apply_acls`.
+
+    `errors`: of the objects that were not changed. `grantee_errors`: some of these objects were changed for all
+    grantees except these (oid, and whether it is about what someone other than the owner granted). `default_errors`: of
+    the default privileges that were not changed. `stored`: the transaction of the last change ran the `records`, which
+    it does only without errors. `unrecorded`: why without `history`, whose table others have locked. `outdated`:
+    objects that were not changed for a grantee (oid), since that is declared otherwise by now.
+    """
+
+    errors: dict[ObjectId, PgRoleError] = field(default_factory=dict)
+    grantee_errors: dict[ObjectId, Mapping[Part, PgRoleError]] = field(default_factory=dict)
+    default_errors: dict[DefaultAclChange, PgRoleError] = field(default_factory=dict)
+    stored: bool = False
+    unrecorded: PgRoleError | None = None
+    outdated: set[tuple[ObjectId, int]] = field(default_factory=set)
+
+    @property
+    def failed(self) -> bool:
+        return bool(self.errors or self.default_errors or self.outdated)
+
+    def find_error(self, identity: ObjectId, grantee: int, parts: Sequence[bool] = (False, True)) -> PgRoleError | None:
+        """Returns why the object was not changed for this grantee; None if it was. `parts`: as in `grantee_errors`."""
+        if (identity, grantee) in self.outdated:
+            return tell_outdated()
+        divided = self.grantee_errors.get(identity)
+        if divided is None:
+            return self.errors.get(identity)
+        return next((divided[grantee, part] for part in parts if (grantee, part) in divided), None)
+
+
 class AclTransactions:
     """The transactions of one call of `apply_acls`.
 
-    `extra`, `history`: as in `apply_acls`. `errors`, `grantee_errors`, `default_errors`, `outdated`: as in AppliedAcls.
-    `stored`: the `extra` statements ran; `unrecorded`: without `history`, since others have locked its table.
+    `records`, `history`: as in `apply_acls`. `leaves_history`: others have locked its table.
     """
 
     def __init__(
-        self, connection: Connection, grantees: Collection[int], dialect: AclDialect, extra: str, history: str
+        self, connection: Connection, grantees: Collection[int], dialect: AclDialect, records: str, history: str
     ) -> None:
         self._connection = connection
         self._read_back = AclReadBack(connection, grantees, dialect.version)
         self._dialect = dialect
-        self._extra = extra
+        self._records = records
         self._history = history
-        self.errors: dict[ObjectId, PgRoleError] = {}
-        self.grantee_errors: dict[ObjectId, dict[Part, PgRoleError]] = {}
-        self.default_errors: dict[DefaultAclChange, PgRoleError] = {}
-        self.outdated: set[tuple[ObjectId, int]] = set()
-        self.stored = False
-        self.unrecorded = False
+        self.applied = AppliedAcls()
+        self.leaves_history = False
 
     async def run(
         self,
         repairs: Sequence[AclRepair],
         defaults: Sequence[DefaultAclChange] = (),
         *,
-        extra: bool = False,
+        last: bool = False,
         cascade: bool = False,
         seconds: float = LOCK_SECONDS,
     ) -> None:
         """One transaction. Objects that changed since they were read get their error, and the others are changed.
 
-        `extra`: nothing follows, so that the extra statements run too if no object had an error. `seconds`: the longest
+        `last`: nothing follows, so that the records are written too if no object had an error. `seconds`: the longest
         wait for a lock. Raises PgRoleError; nothing is changed then.
         """
         if self._dialect.fence is not None:
             self._dialect.fence.check_clock(enforcing=self._dialect.enforcing)
         try:
             at_once = not (defaults or cascade)
-            if not (at_once and await self._transact_at_once(repairs, extra=extra, seconds=seconds)):
-                await self._transact(repairs, defaults, extra=extra, cascade=cascade, seconds=seconds)
+            if not (at_once and await self._transact_at_once(repairs, last=last, seconds=seconds)):
+                await self._transact(repairs, defaults, last=last, cascade=cascade, seconds=seconds)
         except PgRoleError as error:
-            if self.unrecorded or not self._history or find_locked_table(error) != HISTORY:
+            if self.leaves_history or not self._history or find_locked_table(error) != HISTORY:
                 raise
-            self.unrecorded = True
-            await self.run(repairs, defaults, extra=extra, cascade=cascade, seconds=seconds)
+            self.leaves_history = True
+            await self.run(repairs, defaults, last=last, cascade=cascade, seconds=seconds)
 
     async def _transact(
         self,
         repairs: Sequence[AclRepair],
         defaults: Sequence[DefaultAclChange],
         *,
-        extra: bool,
+        last: bool,
         cascade: bool,
         seconds: float,
     ) -> None:
@@ -125,11 +159,11 @@ class AclTransactions:
             refused = await execute_changes(self._connection, self._dialect.version, changes, defaults, cascade=cascade)
             await self._read_back.verify(fresh, refused)
             await self._read_back.verify_defaults(defaults)
-            storing = extra and not (self._failed or stale)
+            storing = last and not (self.applied.failed or stale)
             for statement in self._ending if storing else ():
                 await self._connection.execute(statement)
-        self.errors.update(stale)
-        self.stored = self.stored or storing
+        self.applied.errors.update(stale)
+        self.applied.stored = self.applied.stored or storing
 
     async def run_parts(
         self,
@@ -186,15 +220,15 @@ class AclTransactions:
         await self._connection.execute("RELEASE SAVEPOINT part")
         return None
 
-    async def _transact_at_once(self, repairs: Sequence[AclRepair], *, extra: bool, seconds: float) -> bool:
+    async def _transact_at_once(self, repairs: Sequence[AclRepair], *, last: bool, seconds: float) -> bool:
         """Runs one transaction in one round trip. Returns False if nothing was changed, because these objects need
         more than one message, or because the failed object must be found.
         """
-        storing = extra and not self._failed
-        last = self._ending if storing else []
+        storing = last and not self.applied.failed
+        ending = self._ending if storing else []
         if repairs and self._dialect.whole:
-            last.append(NOTE_OWN_TRANSACTION)
-        text = render_repairs(repairs, self._dialect.version, self._opening(repairs, seconds), last)
+            ending.append(NOTE_OWN_TRANSACTION)
+        text = render_repairs(repairs, self._dialect.version, self._opening(repairs, seconds), ending)
         if not text:
             return False
         try:
@@ -204,16 +238,12 @@ class AclTransactions:
             if sqlstate_of(error) != NOT_AS_EXPECTED:
                 raise
             return False
-        self.stored = self.stored or storing
+        self.applied.stored = self.applied.stored or storing
         return True
 
     @property
-    def _failed(self) -> bool:
-        return bool(self.errors or self.default_errors or self.outdated)
-
-    @property
     def _ending(self) -> list[str]:
-        return [one for one in (self._extra, "" if self.unrecorded else self._history) if one]
+        return [one for one in (self._records, "" if self.leaves_history else self._history) if one]
 
     def _opening(self, repairs: Sequence[AclRepair], seconds: float) -> list[str]:
         """Returns settings and locks of a transaction."""

@@ -1,5 +1,4 @@
-"""One connection to one database whose privileges are managed: installs its part of schema pgrole, becomes leader
-there, detects changes, and serves the worker's reads and writes.
+"""The session with one database whose privileges are managed: detects changes, serves the worker's reads and writes.
 
 The same connection LISTENs and works: notifications that arrive during a transaction are delivered at its end. Without
 the installed part, a fingerprint of all privileges is read every interval.
@@ -28,12 +27,12 @@ from pgrole_controller.postgres.capabilities import Identity
 from pgrole_controller.postgres.connection import Connection, await_end
 from pgrole_controller.postgres.errors import refusing_connections
 from pgrole_controller.postgres.fence import Fence
-from pgrole_controller.postgres.privileges.acl_apply import AppliedAcls, apply_acls
+from pgrole_controller.postgres.privileges.acl_apply import apply_acls
 from pgrole_controller.postgres.privileges.acl_attribution import PatientAttribution
 from pgrole_controller.postgres.privileges.acl_batches import GiveWay, go_on
 from pgrole_controller.postgres.privileges.acl_catalog import read_older
 from pgrole_controller.postgres.privileges.acl_checks import prepare_checks
-from pgrole_controller.postgres.privileges.acl_transaction import AclDialect
+from pgrole_controller.postgres.privileges.acl_transaction import AclDialect, AppliedAcls
 from pgrole_controller.postgres.privileges.acl_verification import AclRepair
 from pgrole_controller.postgres.privileges.database_schema import DatabaseInstallation, inspect_database
 from pgrole_controller.postgres.privileges.ddl_events import (
@@ -259,7 +258,7 @@ class DatabaseSession:
         repairs: Sequence[AclRepair],
         defaults: Sequence[DefaultAclChange],
         grantees: Collection[int],
-        extra: str,
+        records: str,
         *,
         history: str = "",
         whole: bool = False,
@@ -267,7 +266,9 @@ class DatabaseSession:
     ) -> AppliedAcls:
         """As `apply_acls`. `whole`: as in AclDialect."""
         dialect = AclDialect(self.identity.version_number, self.fence, self.enforcing, self.installation.spared, whole)
-        return await apply_acls(self.connection, repairs, defaults, grantees, dialect, extra, give_way, history=history)
+        return await apply_acls(
+            self.connection, repairs, defaults, grantees, dialect, records, give_way, history=history
+        )
 
     async def detect(self, detection: DatabaseMode) -> None:
         """Begins the best possible mode. Raises PgRoleError, also if a requested mode is not possible."""
@@ -368,14 +369,13 @@ class DatabaseSession:
 
     async def _watch_delivery(self) -> NoReturn:
         """Ends the session once notifications arrive, on another connection."""
-        delivered = False
-        while not delivered:
+        while True:
             await anyio.sleep(DELIVERY_SECONDS)
             with suppress(PgRoleError):
                 async with self.reading.open() as another:
                     if another is not None:
                         await listen_in_database(another, lambda: None)
-                        delivered = True
+                        break
         raise Transient(Reason.SERVER_NOT_READY, f'notifications arrive now from database "{self.database}"')
 
     async def _compare(self, fingerprints: Fingerprints, searches: Searches) -> NoReturn:
