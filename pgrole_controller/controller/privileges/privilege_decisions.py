@@ -4,6 +4,7 @@ An error of one role is its own. What takes long is calculated aside, while smal
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from pgrole_controller.controller.errors import contain
@@ -21,10 +22,24 @@ from pgrole_controller.core.privileges.observed_database import ObservedDatabase
 from pgrole_controller.event_loop import run_aside
 from pgrole_controller.postgres.privileges.acl_refusal import OutdatedAcl
 from pgrole_controller.postgres.privileges.database_session import DatabaseSession
+from pgrole_controller.postgres.privileges.stored_state import StoredState
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRead:
+    """What was read for the roles with these oids. `whole`: for every role that the database has. `previous`: number of
+    the last read before it, as in RoleMemory.keep_authors; 0 unless everything was read.
+    """
+
+    observed: ObservedDatabase
+    stored: StoredState
+    oids: Sequence[int]
+    whole: bool
+    previous: int
 
 
 class RoundDecisions:
-    """About what one read found at `now`. `everyone`: the number of roles that the database has."""
+    """About what one read found at `now`."""
 
     def __init__(
         self,
@@ -32,23 +47,22 @@ class RoundDecisions:
         memory: PrivilegeMemory,
         screening: RoundScreening,
         interruptions: Interruptions,
-        everyone: int,
-        observed: ObservedDatabase,
+        read: RoundRead,
         now: Moment,
     ) -> None:
         self._session = session
         self._memory = memory
         self._screening = screening
         self._interruptions = interruptions
-        self._everyone = everyone
-        self._observed = observed
+        self._whole = read.whole
+        self._observed = read.observed
         self._now = now
 
     async def decide(self, some: Sequence[PrivilegeProgress], most_changes: int) -> int:
         """Returns the number of roles decided about, at least one, which together may have this number of changes."""
         observed = self._observed
         # Objects that only some roles reach are no reason to forget those of the others.
-        complete = observed.complete and len(some) == self._everyone
+        complete = observed.complete and self._whole
         new_objects = self._memory.note_objects(observed, complete=complete)
         self._memory.note_columns(observed, complete=complete)
         self._session.note_columns(self._memory.with_columns)

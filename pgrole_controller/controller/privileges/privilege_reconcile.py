@@ -7,7 +7,7 @@ an error only after everything was read back, by the transaction that changed it
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -20,7 +20,7 @@ from pgrole_controller.controller.privileges import large_rounds
 from pgrole_controller.controller.privileges.large_rounds import Interruptions, Uninterrupted, read_beside
 from pgrole_controller.controller.privileges.privilege_approval import mention_approval
 from pgrole_controller.controller.privileges.privilege_attribution import find_authors
-from pgrole_controller.controller.privileges.privilege_decisions import RoundDecisions
+from pgrole_controller.controller.privileges.privilege_decisions import RoundDecisions, RoundRead
 from pgrole_controller.controller.privileges.privilege_memory import PrivilegeMemory
 from pgrole_controller.controller.privileges.privilege_progress import (
     AuthorDrift,
@@ -63,7 +63,6 @@ from pgrole_controller.postgres.privileges.acl_transaction import AppliedAcls
 from pgrole_controller.postgres.privileges.acl_verification import AclRepair
 from pgrole_controller.postgres.privileges.database_session import DatabaseSession
 from pgrole_controller.postgres.privileges.ddl_events import PrivilegeRead, Scope
-from pgrole_controller.postgres.privileges.stored_state import StoredState
 
 #: Maximum number of passes; what still differs then is left to a retry.
 PASSES = 3
@@ -83,6 +82,18 @@ class RoundContext:
     suspended: Callable[[], bool]
 
 
+@dataclass(frozen=True, slots=True)
+class SettledRoles:
+    """The results of `PrivilegeReconcile.settle`. `left`: not decided about, because of large_rounds.MOST_CHANGES.
+    `unclear`: a partial read did not suffice for a report on these. `read`: as in PrivilegeMemory.settle.
+    """
+
+    results: Sequence[PrivilegeResult] = ()
+    left: Sequence[Grantee] = ()
+    unclear: Set[Key] = frozenset()
+    read: frozenset[ObjectId] | None = None
+
+
 class PrivilegeReconcile:
     """Hold the session's lock. `everyone`: the number of roles that the database has. `since`: as in Notice."""
 
@@ -100,56 +111,50 @@ class PrivilegeReconcile:
         self._since = since
         self._repaired_at = -math.inf  # when the last correction of a drift was committed, on the loop's clock
         self._is_suspended = False
-        self._whole = False  # the last read was for every role
-        self._last_read = 0  # before the complete one, as in RoleMemory.keep_authors
-        self._read_oids: list[int] = []  # roles of the last read
         self._screening = RoundScreening(context.memory, context.session.database)
         session = context.session
         server = session.identity.system_identifier
         self._records = RoundRecords(session.database, server, context.cluster, context.config.history, session.stores)
-        self.left: list[Grantee] = []  # of the last `settle`: not decided about, because of large_rounds.MOST_CHANGES
-        self.unclear: set[Key] = set()  # a partial read did not suffice for a report on these
-        self.read: frozenset[ObjectId] | None = None  # by the last `settle`, as in PrivilegeMemory
 
-    async def settle(self, grantees: Sequence[Grantee], to_read: PrivilegeRead) -> list[PrivilegeResult]:
+    async def settle(self, grantees: Sequence[Grantee], to_read: PrivilegeRead) -> SettledRoles:
         """Returns a result for each role if `to_read` is everything, else for those on which something was found.
         Raises PgRoleError if the session fails.
         """
-        self.left = []
         if not grantees:
-            return []
-        complete = to_read.scope is Scope.FULL
-        observed, stored = await self._read(grantees, to_read)
-        self.read = None if complete else frozenset(one.object.id for one in observed.acls)
-        every = some = await self._begin(await self._screening.choose(grantees, observed))
+            return SettledRoles()
+        complete, left = to_read.scope is Scope.FULL, list[Grantee]()
+        read = await self._read(grantees, to_read)
+        found = None if complete else frozenset(one.object.id for one in read.observed.acls)
+        every = some = await self._begin(await self._screening.choose(grantees, read.observed))
         waiting = frozenset[Key]() if complete else self._memory.waiting()
-        self.unclear = await self._screening.find_awaited([one for one in grantees if one.key in waiting], observed)
+        unclear = await self._screening.find_awaited([one for one in grantees if one.key in waiting], read.observed)
         for turn in range(1, PASSES + 1):
-            stored = await self._session.read_left_out(stored, [one.grantee.oid for one in some])
+            stored = await self._session.read_left_out(read.stored, [one.grantee.oid for one in some])
             turns = Turns()
             for one in some:
                 restore_applied(one, stored, self._memory.applied, self._session)
                 self._count(one)
                 await turns.share()
-            number = await self._decide(some, observed, large_rounds.MOST_CHANGES if turn == 1 else sys.maxsize)
+            number = await self._decide(some, read, large_rounds.MOST_CHANGES if turn == 1 else sys.maxsize)
             if number < len(some):
-                self.left = [one.grantee for one in some[number:]]
+                left = [one.grantee for one in some[number:]]
                 every = some = some[:number]
-            some = await self._correct(some, observed, complete=complete, last=turn == PASSES)
+            some = await self._correct(some, read, complete=complete, last=turn == PASSES)
             if not some:
                 break
             if not complete:
                 to_read = where_changed(some)
-            observed, stored = await self._read([one.grantee for one in some], to_read)
+            read = await self._read([one.grantee for one in some], to_read)
         if not complete:
             # What was awaited is no longer: a complete read stores that.
-            self.unclear |= {
+            unclear |= {
                 one.grantee.key
                 for one in every
                 if one.role.pending or one.decision.reported or one.decision.pending or one.decision.awaited
             }
         self._measure_repair()
-        return await self._finish(every, complete=complete)
+        results = await self._finish(every, found, read.previous, complete=complete)
+        return SettledRoles(results, left, unclear, found)
 
     def _measure_repair(self) -> None:
         if self._repaired_at > self._since:
@@ -157,21 +162,24 @@ class PrivilegeReconcile:
             metrics.PRIVILEGE_REPAIR_SECONDS.labels(self._config.name).observe(seconds)
         self._repaired_at = -math.inf
 
-    async def _finish(self, every: Sequence[PrivilegeProgress], *, complete: bool) -> list[PrivilegeResult]:
+    async def _finish(
+        self, every: Sequence[PrivilegeProgress], found: frozenset[ObjectId] | None, previous: int, *, complete: bool
+    ) -> list[PrivilegeResult]:
+        """`found`: as SettledRoles.read. `previous`: as in RoundRead."""
         turns, results = Turns(), list[PrivilegeResult]()
         with anyio.CancelScope(shield=True):  # what is noted as told is reported
             for one in every:
                 if one.is_applied:
                     self._interruptions.note_applied(one.grantee.key)
                 unfinished = None if one.undecided else frozenset(change.object.id for change in one.changes)
-                self._memory.settle(one.grantee.key, self.read, unfinished, self._now, one.decided)
+                self._memory.settle(one.grantee.key, found, unfinished, self._now, one.decided)
                 if complete or one.touched:
-                    results.append(self._result(one, complete=complete))
+                    results.append(self._result(one, previous, complete=complete))
                 await turns.share()
         return results
 
     async def _correct(
-        self, some: Sequence[PrivilegeProgress], observed: ObservedDatabase, *, complete: bool, last: bool
+        self, some: Sequence[PrivilegeProgress], read: RoundRead, *, complete: bool, last: bool
     ) -> list[PrivilegeProgress]:
         """Makes the changes, if that is allowed now. Returns the roles to be read back. `last`: of the passes."""
         some = self._leave_out_unapplied(some)
@@ -181,14 +189,14 @@ class PrivilegeReconcile:
             report_unfinished(some, self._session.database)
             return []
         repairs = await run_aside(
-            observed.size, large_rounds.MANY_COMPARISONS, large_rounds.group_changes, some, observed
+            read.observed.size, large_rounds.MANY_COMPARISONS, large_rounds.group_changes, some, read.observed
         )
         # nothing is awaited between this and the first transaction
         if (error := self._why_not(some)) is not None:
             for one in some:
                 one.error = error if one.has_changes else None
             return []
-        await self._apply(some, repairs)
+        await self._apply(some, repairs, read)
         if not complete and is_verified(some):
             for one in some:
                 one.changes = ()
@@ -210,30 +218,31 @@ class PrivilegeReconcile:
             await turns.share()
         return begun
 
-    async def _read(self, grantees: Sequence[Grantee], to_read: PrivilegeRead) -> tuple[ObservedDatabase, StoredState]:
-        if to_read.scope is Scope.FULL:
-            self._last_read = self._memory.begin_reading()
+    async def _read(self, grantees: Sequence[Grantee], to_read: PrivilegeRead) -> RoundRead:
+        previous = self._memory.begin_reading() if to_read.scope is Scope.FULL else 0
         reach = self._memory.reach(grantees, self._session.database)
         self._screening.forget()
-        self._read_oids = [one.oid for one in grantees]
-        read = partial(self._session.read, self._read_oids, reach, to_read, self._memory.with_columns)
+        oids = [one.oid for one in grantees]
+        read = partial(self._session.read, oids, reach, to_read, self._memory.with_columns)
         if to_read.takes_long:
             observed, stored = await read_beside(self._interruptions, self._session, read)
         else:
             observed, stored = await read()
         self._is_suspended, self._now = stored.suspended, self._now._replace(at=stored.at)
-        self._whole = len(grantees) == self._everyone
+        whole = len(grantees) == self._everyone
         if observed.complete:
-            self._memory.note_creators(reach.creators, observed.roles, whole=self._whole)
-        return observed, stored
+            self._memory.note_creators(reach.creators, observed.roles, whole=whole)
+        return RoundRead(observed, stored, oids, whole, previous)
 
-    async def _decide(self, some: Sequence[PrivilegeProgress], observed: ObservedDatabase, most_changes: int) -> int:
+    async def _decide(self, some: Sequence[PrivilegeProgress], read: RoundRead, most_changes: int) -> int:
         """Returns the number of roles decided about."""
-        decisions = RoundDecisions(
-            self._session, self._memory, self._screening, self._interruptions, self._everyone, observed, self._now
-        )
+        decisions = RoundDecisions(self._session, self._memory, self._screening, self._interruptions, read, self._now)
         number = await decisions.decide(some, most_changes)
-        await self._attribute(some[:number], observed)
+        if read.observed.complete:
+            for one in some[:number]:
+                one.reported = ()
+                one.role.keep_authors(chain(one.decision.drift, one.decision.reported), read.previous)
+        await self._attribute(some[:number], read.observed)
         return number
 
     def _count(self, one: PrivilegeProgress) -> None:
@@ -246,10 +255,6 @@ class PrivilegeReconcile:
         """Finds who caused the drift before it is repaired or reported. A repair for another role would overwrite the
         rows that show it.
         """
-        if observed.complete:
-            for one in some:
-                one.reported = ()
-                one.role.keep_authors(chain(one.decision.drift, one.decision.reported), self._last_read)
         left = [(one, drift) for one in some if (drift := one.left)]
         drifting = [(one, drift) for one in some if one.has_changes and (drift := one.drift)]
         reported = [(one, new) for one in some if observed.complete and (new := one.newly_reported)]
@@ -294,14 +299,12 @@ class PrivilegeReconcile:
             )
         return None
 
-    async def _apply(self, some: Sequence[PrivilegeProgress], repairs: Sequence[AclRepair]) -> None:
+    async def _apply(self, some: Sequence[PrivilegeProgress], repairs: Sequence[AclRepair], read: RoundRead) -> None:
         defaults = [change for one in some for change in one.default_changes]
         for one in some:
             one.error = None if one.has_changes else one.error
         apply = partial(apply_and_record, self._session, self._records, self._memory.drifts, some)
-        applied = await apply(
-            repairs, defaults, self._read_oids, whole=self._whole, give_way=partial(self._give_way, some)
-        )
+        applied = await apply(repairs, defaults, read.oids, whole=read.whole, give_way=partial(self._give_way, some))
         if applied.stored and any(one.told for one in some):
             self._repaired_at = anyio.current_time()
         for one in some:
@@ -351,7 +354,7 @@ class PrivilegeReconcile:
             self._memory.drifts.note_unstored(self._records.record_told(one))
         one.told = ()
 
-    def _result(self, one: PrivilegeProgress, *, complete: bool) -> PrivilegeResult:
+    def _result(self, one: PrivilegeProgress, previous: int, *, complete: bool) -> PrivilegeResult:
         self._count(one)
         if complete:
             role, decision = one.role, one.decision
@@ -359,7 +362,7 @@ class PrivilegeReconcile:
             role.pending, role.reported = decision.pending, phrases(decision.reported)
             role.declarable = any(difference.declarable for difference in decision.reported)
             role.confirmed = decision.confirmed
-        return build_result(one, self._session.database, complete=complete, last=self._last_read)
+        return build_result(one, self._session.database, complete=complete, last=previous)
 
     def _announce_reported(self, one: PrivilegeProgress) -> None:
         """Drift that is left as it is, once."""

@@ -82,20 +82,22 @@ async def run_round(
     async with session.lock:
         small = SmallRounds(context, grantees, busy, notice, note)
         reconcile = PrivilegeReconcile(context, everyone=len(everyone), since=since, interruptions=small)
-        await note(await reconcile.settle([one for one in grantees if one.key in partial], to_read))
-        read = reconcile.read  # None, as after a complete read, if there are none
-        complete |= memory.further.admit(frozenset(reconcile.unclear), now)
-        complete |= {one.key for one in reconcile.left}
-        waiting = [one for one in grantees if one.key in complete]
+        first = await reconcile.settle([one for one in grantees if one.key in partial], to_read)
+        await note(first.results)
+        complete |= memory.further.admit(frozenset(first.unclear), now)
+        complete |= {one.key for one in first.left}
+        waiting: Sequence[Grantee] = [one for one in grantees if one.key in complete]
         memory.further.begin(complete)  # before the reads: what is announced from now on asks for another
         began = anyio.current_time()
         while waiting:
-            await note(await reconcile.settle(waiting, EVERYTHING | to_read))
-            waiting = reconcile.left
+            settled = await reconcile.settle(waiting, EVERYTHING | to_read)
+            await note(settled.results)
+            waiting = settled.left
         if complete and to_read.scope is not Scope.FULL:
             memory.further.note(began, anyio.current_time())
         if complete | partial >= everyone:
-            memory.settle_everyone(read)
+            # None, as after a complete read, if the first one was for no role.
+            memory.settle_everyone(first.read)
         await reconcile.record()
         await note(await _compare_adoptees(context, adoptees, to_read, due, small))
         small.finish()

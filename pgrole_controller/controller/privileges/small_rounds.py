@@ -147,21 +147,21 @@ class SmallRounds:
         began, memory = anyio.current_time(), self._context.memory
         # Of the others, the same is read again.
         reconcile = PrivilegeReconcile(self._context, everyone=len(some), since=since)
-        results = await reconcile.settle(some, to_read)
-        read = reconcile.read or frozenset()
-        left = {one.key for one in reconcile.left}
+        settled = await reconcile.settle(some, to_read)
+        read = settled.read or frozenset()
+        left = {one.key for one in settled.left}
         if left:
             self._left |= to_read
             self._skipped |= left
-        self._unclear |= reconcile.unclear | (memory.unsettled() & {one.key for one in some})
+        self._unclear |= settled.unclear | (memory.unsettled() & {one.key for one in some})
         new = memory.select_new(read)
         memory.settle_everyone(read)
         memory.add_missed(self._busy | left, new)
         self._new |= new
-        self._counts |= {result.key: result.drift_count for result in results}
+        self._counts |= {result.key: result.drift_count for result in settled.results}
         if to_read.scope is Scope.RECENT:
             self._rest.begin(began, anyio.current_time())
-        await self._report(results)
+        await self._report(settled.results)
 
     def finish(self) -> None:
         """At the end of the large round: has the next one do what the small ones left, and what searches found."""
