@@ -8,7 +8,7 @@ import pytest
 
 from pgrole_controller.controller.privileges.privilege_approval import consider_approval
 from pgrole_controller.controller.privileges.privilege_progress import PrivilegeProgress
-from pgrole_controller.controller.privileges.privilege_records import RoundRecords
+from pgrole_controller.controller.privileges.privilege_records import RoundRecords, UnrecordedDrifts
 from pgrole_controller.controller.privileges.role_memory import AppliedState, RoleMemory
 from pgrole_controller.core.approval import Approval, read_approval
 from pgrole_controller.core.errors import Reason, Transient
@@ -32,6 +32,10 @@ class StillSession:
     identity: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(system_identifier=7))
 
 
+def as_session(session: StillSession) -> DatabaseSession:
+    return cast("DatabaseSession", session)
+
+
 def reporting(**values: object) -> Grantee:
     return replace(grantee(), report_only=True, **values)  # type: ignore[arg-type]
 
@@ -45,7 +49,7 @@ def consider(
     applied = AppliedState(one.digest_of("orders"), 0, handled)
     decision = decide_privileges(one, observed, applied.declaration, new_objects=frozenset())
     progress = PrivilegeProgress(one, RoleMemory("uid-1"), applied, decision)
-    consider_approval(progress, observed, frozenset(), cast("DatabaseSession", session or StillSession()))
+    consider_approval(progress, observed, frozenset(), as_session(session or StillSession()))
     return progress
 
 
@@ -68,7 +72,8 @@ def test_reported_drift_is_offered_and_an_approval_corrects_it() -> None:
     assert one.approval == approval
     assert [change.privileges for change in one.decision.changes] == [("DELETE",)]
     assert one.role.offer is None
-    *_, last = RoundRecords("orders", 7, "c1", HistoryConfig(), stores=True).build([one]).split(";\n")
+    records = RoundRecords(as_session(StillSession()), UnrecordedDrifts(), "c1", HistoryConfig())
+    *_, last = records.build([one]).split(";\n")
     assert last == f"SELECT pgrole.store_approval(16400, 'uid/orders', '{approval.value}')"
 
 
@@ -104,7 +109,7 @@ def test_drift_is_offered_although_postgresql_refuses_something_else() -> None:
     assert [change.object for change in decision.changes] == [other]
     for failure in (None, Transient(Reason.DATABASE_ERROR, "must be owner of table other")):
         progress = PrivilegeProgress(one, RoleMemory("uid-1", failure=failure), applied, decision)
-        consider_approval(progress, observed, frozenset(), cast("DatabaseSession", StillSession()))
+        consider_approval(progress, observed, frozenset(), as_session(StillSession()))
         shown = () if progress.role.offer is None else progress.role.offer.changes
         assert shown == (() if failure is None else ("DELETE on table app.orders was granted",))
 

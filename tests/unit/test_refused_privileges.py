@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from pgrole_controller.controller.privileges.privilege_progress import PrivilegeProgress, is_done, note_failures
-from pgrole_controller.controller.privileges.privilege_records import RoundRecords
+from pgrole_controller.controller.privileges.privilege_records import RoundRecords, UnrecordedDrifts
 from pgrole_controller.controller.privileges.role_memory import AppliedState, RoleMemory
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.privileges.acl import AclEntry, DatabaseObject, DefaultAcl, ObservedAcl
@@ -15,6 +15,7 @@ from pgrole_controller.core.privileges.grantee import DatabasePrivileges, Grante
 from pgrole_controller.core.privileges.observed_database import ObservedDatabase
 from pgrole_controller.core.privileges.privilege_difference import phrases
 from pgrole_controller.core.server_options import HistoryConfig
+from pgrole_controller.postgres.privileges import failed_changes
 from pgrole_controller.postgres.privileges.acl_transaction import AppliedAcls
 from pgrole_controller.postgres.privileges.acl_verification import AclRepair
 from pgrole_controller.postgres.privileges.failed_changes import FailedChanges
@@ -33,11 +34,12 @@ from tests.unit.test_acl_decision import (
     table,
     texts,
 )
+from tests.unit.test_privilege_approval import StillSession, as_session
 
 LASTING = Transient(Reason.DATABASE_ERROR, "must be owner of table other")
 PASSING = Transient(Reason.PROGRESSING, "another transaction has locked table other")
 OTHER = make("other", oid=20001)
-RECORDS = RoundRecords("orders", 7, "c1", HistoryConfig(), stores=True)
+RECORDS = RoundRecords(as_session(StillSession()), UnrecordedDrifts(), "c1", HistoryConfig())
 KINDS = ["correct", "report", "ignored"]
 
 
@@ -177,6 +179,18 @@ def test_of_many_refused_changes_those_that_were_not_tried_for_longest_come_firs
     for one in refused[:3]:
         failures.note(one, LASTING)
     assert failures.separate([*refused, fresh], 2) == [[fresh], refused[3:5], [refused[0], refused[5]], refused[1:3]]
+
+
+def test_many_failed_parts_of_one_object_leave_it_as_it_is_that_another_was_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(failed_changes, "_MOST_FAILED", 2)
+    failures = FailedChanges()
+    refused, divided = (AclRepair(ObservedAcl(make(f"t{at}", oid=20_000 + at), ()), ()) for at in range(2))
+    failures.note(refused, LASTING)
+    failures.note_parts(divided, dict.fromkeys([(1, False), (2, False), (3, False)], PASSING), ())
+    assert failures.postpone(refused).reason is Reason.DATABASE_ERROR
+    assert failures.postpone_part(divided, (1, False)).reason is Reason.PROGRESSING
 
 
 def test_a_former_privilege_whose_revoke_is_refused_is_still_revoked_under_report() -> None:

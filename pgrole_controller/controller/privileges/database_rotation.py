@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import anyio
 
-from pgrole_controller.controller.privileges.database_worker import DatabaseWorker
+from pgrole_controller.controller.privileges.database_worker import DatabaseWorker, turn_mode
 from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core.backoff import Backoff
 from pgrole_controller.core.privileges.database_places import (
@@ -143,8 +143,7 @@ class DatabaseRotation:
 
     @property
     def _is_resync(self) -> bool:
-        databases = self._config().databases
-        return databases is not None and databases.detection is DatabaseMode.RESYNC
+        return turn_mode(self._config()) is DatabaseMode.RESYNC
 
     def _routine_pause(self, took: float, shortest: float) -> float:
         """Under Resync, all have their turns within the period, whatever the interval of Poll is."""

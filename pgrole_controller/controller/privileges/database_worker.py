@@ -182,7 +182,7 @@ class DatabaseWorker:
     def await_turn(self) -> None:
         """Its own session ended. The database counts as served until its next turn."""
         if self.mode is not None:
-            self.mode = self._turn_mode
+            self.mode = turn_mode(self._context.config())
 
     async def _attempt(self, run: Callable[[], Awaitable[None]], healthy: float) -> bool:
         """Whether it ended without an error. One after this many seconds is the first one in a row."""
@@ -283,19 +283,13 @@ class DatabaseWorker:
                 await self._round(session, *await self._collect(session, anyio.current_time()))
                 if session.stores:
                     await session.prune()
-                self.mode, self.stores, self.trouble = self._turn_mode, session.stores, None
+                self.mode, self.stores, self.trouble = turn_mode(self._context.config()), session.stores, None
                 self._checks.note(began, anyio.current_time())
                 if further:
                     self.memory.further.note(began, anyio.current_time())
         if limit.cancelled_caught:
             where = f'{"in" if self.opened else "connecting to"} database "{self.database}"'
             raise Transient(Reason.PROGRESSING, f"the controller ran out of time {where}; it retries")
-
-    @property
-    def _turn_mode(self) -> DatabaseMode:
-        databases = self._context.config().databases
-        resync = databases is not None and databases.detection is DatabaseMode.RESYNC
-        return DatabaseMode.RESYNC if resync else DatabaseMode.POLL
 
     async def _serve(self, session: DatabaseSession) -> None:
         log.info(
@@ -383,6 +377,12 @@ class DatabaseWorker:
     def _note_event(self) -> None:
         self._notice.give()
         self._wake.set()
+
+
+def turn_mode(config: ServerConfig) -> DatabaseMode:
+    """How changes are detected in databases that take turns."""
+    resync = config.databases is not None and config.databases.detection is DatabaseMode.RESYNC
+    return DatabaseMode.RESYNC if resync else DatabaseMode.POLL
 
 
 async def _stand_by() -> None:

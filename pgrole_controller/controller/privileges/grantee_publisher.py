@@ -78,7 +78,6 @@ class GranteePublisher:
         self, grantees: Grantees, declared: ServerConfig, server: Server, session: Session, store: Store
     ) -> None:
         self._grantees = grantees
-        self._declared = declared
         self._name = declared.name
         self._server = server
         self._session = session

@@ -59,7 +59,6 @@ class PrivilegeProgress:
     corrected: list[PrivilegeDrift] = field(default_factory=list)
     error: PgRoleError | None = None
     held: frozenset[str] = frozenset()
-    held_places: frozenset[Place] = frozenset()
     touched: bool = False
     undecided: bool = False
     news: list[PrivilegeNews] = field(default_factory=list)
@@ -78,17 +77,16 @@ class PrivilegeProgress:
         some = decision.extended if grantors else ()
         extended = {(one.object or one.default_label, one.privilege, one.column) for one in some}
         self.held = grantors
-        self.held_places = frozenset(place_of(each) for each in decision.drift if each.granted_by in grantors)
+        held_places = frozenset(place_of(each) for each in decision.drift if each.granted_by in grantors)
         self.changes = tuple(
             each
             for each in decision.changes
-            if place_of_change(each) not in self.held_places or _only_extends(each, each.object, extended)
+            if place_of_change(each) not in held_places or _only_extends(each, each.object, extended)
         )
         self.default_changes = tuple(
             each
             for each in decision.default_changes
-            if (None, each.creator_name) not in self.held_places
-            or _only_extends(each, label_place(each.place), extended)
+            if (None, each.creator_name) not in held_places or _only_extends(each, label_place(each.place), extended)
         )
         self.touched = self.touched or self.has_changes or bool(grantors)
 
@@ -123,14 +121,14 @@ class PrivilegeProgress:
     def drift(self) -> list[PrivilegeDifference]:
         """What is repaired now."""
         left = set(self.decision.reported)
-        return [one for one in self.decision.drift if place_of(one) not in self.held_places and one not in left]
+        return [one for one in self.decision.drift if one.granted_by not in self.held and one not in left]
 
     @property
     def left(self) -> list[PrivilegeDifference]:
         """Drift that is held back, or to be reported, and whose author is not noted yet."""
-        if not (self.held_places or self.decision.reported):
+        if not (self.held or self.decision.reported):
             return []
-        held = (one for one in self.decision.drift if place_of(one) in self.held_places)
+        held = (one for one in self.decision.drift if one.granted_by in self.held)
         some = dict.fromkeys((*held, *self.newly_reported))
         return list(islice((one for one in some if one not in self.role.noted), MOST_NOTED_AUTHORS))
 
@@ -250,7 +248,7 @@ def restore_applied(
 ) -> None:
     """Takes over what was last applied. `remembered`, by oid: where the database stores nothing."""
     oid, database = one.grantee.oid, session.database
-    if not stored.stores:
+    if not session.stores:
         set_applied(one, remembered.get(oid, AppliedState()), database)
         return
     found = stored.find(oid)

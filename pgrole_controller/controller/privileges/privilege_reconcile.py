@@ -38,8 +38,6 @@ from pgrole_controller.controller.privileges.privilege_progress import (
 from pgrole_controller.controller.privileges.privilege_records import (
     RECORD_SECONDS,
     RoundRecords,
-    apply_and_record,
-    record_waiting,
 )
 from pgrole_controller.controller.privileges.privilege_screening import RoundScreening
 from pgrole_controller.controller.privileges.role_memory import AppliedState
@@ -112,9 +110,7 @@ class PrivilegeReconcile:
         self._repaired_at = -math.inf  # when the last correction of a drift was committed, on the loop's clock
         self._is_suspended = False
         self._screening = RoundScreening(context.memory, context.session.database)
-        session = context.session
-        server = session.identity.system_identifier
-        self._records = RoundRecords(session.database, server, context.cluster, context.config.history, session.stores)
+        self._records = RoundRecords(context.session, context.memory.drifts, context.cluster, context.config.history)
 
     async def settle(self, grantees: Sequence[Grantee], to_read: PrivilegeRead) -> SettledRoles:
         """Returns a result for each role if `to_read` is everything, else for those on which something was found.
@@ -205,9 +201,9 @@ class PrivilegeReconcile:
         return [one for one in some if one.has_changes and one.grantee.oid not in outdated]
 
     async def record(self) -> None:
-        """As `record_waiting`, unless nothing may be written now."""
+        """As `RoundRecords.record_waiting`, unless nothing may be written now."""
         if self._why_not(()) is None:
-            await record_waiting(self._session, self._memory.drifts, self._config.history)
+            await self._records.record_waiting()
         elif self._memory.drifts.failed:
             self._memory.drifts.record_at = anyio.current_time() + RECORD_SECONDS
 
@@ -303,8 +299,8 @@ class PrivilegeReconcile:
         defaults = [change for one in some for change in one.default_changes]
         for one in some:
             one.error = None if one.has_changes else one.error
-        apply = partial(apply_and_record, self._session, self._records, self._memory.drifts, some)
-        applied = await apply(repairs, defaults, read.oids, whole=read.whole, give_way=partial(self._give_way, some))
+        give_way = partial(self._give_way, some)
+        applied = await self._records.apply(some, repairs, defaults, read.oids, whole=read.whole, give_way=give_way)
         if applied.stored and any(one.told for one in some):
             self._repaired_at = anyio.current_time()
         for one in some:
@@ -313,7 +309,7 @@ class PrivilegeReconcile:
             for one in some:
                 one.told = tuple(self._keep_succeeded(one, applied))
             if not applied.stored:
-                await apply()
+                await self._records.apply(some)
         for one in some:
             self._conclude(one, applied)
 

@@ -75,33 +75,33 @@ def _append(known: list[RecordedDrift], drifts: Iterable[RecordedDrift]) -> list
 
 @dataclass(frozen=True, slots=True)
 class RoundRecords:
-    """Builds the statements. `server`: its system identifier. `cluster`: of this controller's objects. `stores`: the
-    database has its part of schema pgrole; without, there are none.
+    """Applies changes with what has to be recorded of them: nothing where the database stores nothing. `drifts`: of
+    this database. `cluster`: of this controller's objects.
     """
 
-    database: str
-    server: int
+    session: DatabaseSession
+    drifts: UnrecordedDrifts
     cluster: str
     history: HistoryConfig
-    stores: bool
 
     def build(self, some: Iterable[PrivilegeProgress]) -> str:
         """Counts what these roles' repairs corrected, and stores what is applied, unless something failed that may
         succeed soon.
         """
         statements: list[str] = []
-        for one in some if self.stores else ():
+        for one in some if self.session.stores else ():
             if one.needs_storing or one.told or (one.approval is not None and one.error is None):
                 statements.append(self._store(one))
             if one.approval is not None:
-                holder = one.grantee.holder_in(self.database)
+                holder = one.grantee.holder_in(self.session.database)
                 statements.append(build_approval_statement(one.grantee.oid, holder, one.approval.value))
         return ";\n".join(statements)
 
     def _store(self, one: PrivilegeProgress) -> str:
-        grantee, holder = one.grantee, one.grantee.holder_in(self.database)
+        grantee, server = one.grantee, self.session.identity.system_identifier
+        holder = grantee.holder_in(self.session.database)
         drift = shorten_drift(one.told[-1][0]) if one.told else None
-        return build_applied_statement(self.server, grantee.oid, grantee.role_name, holder, one.declaration, drift)
+        return build_applied_statement(server, grantee.oid, grantee.role_name, holder, one.declaration, drift)
 
     def record_told(self, one: PrivilegeProgress) -> list[RecordedDrift]:
         """What this role's repairs corrected."""
@@ -112,64 +112,62 @@ class RoundRecords:
             grantee.role_name,
             ("privileges",),
             drift.corrected,
-            database=self.database,
+            database=self.session.database,
             at=drift.time,
             by=by,
             cluster=self.cluster,
             words=drift.words,
         )
 
+    async def apply(
+        self,
+        some: Iterable[PrivilegeProgress],
+        repairs: Sequence[AclRepair] = (),
+        defaults: Sequence[DefaultAclChange] = (),
+        grantees: Collection[int] = (),
+        *,
+        whole: bool = False,
+        give_way: GiveWay = go_on,
+    ) -> AppliedAcls:
+        """As `DatabaseSession.apply`, with what these roles' repairs have to record. If others have locked the table of
+        the history, it is recorded later. Raises PgRoleError.
+        """
+        session, drifts = self.session, self.drifts
+        told = [record for one in some for record in self.record_told(one)] if session.stores else []
+        history = build_record_statement(told, self.history) if told and not drifts.failed else ""
+        applied = await session.apply(
+            repairs, defaults, grantees, self.build(some), history=history, whole=whole, give_way=give_way
+        )
+        if told and applied.stored:
+            drifts.recorded = True
+            if applied.unrecorded is not None:
+                extra = {"database": session.database, "error": applied.unrecorded.message}
+                log.warning("drifts are recorded later", extra=extra)
+            if applied.unrecorded is not None or not history:
+                drifts.note_waiting(told, anyio.current_time() + RECORD_SECONDS)
+        return applied
 
-async def apply_and_record(
-    session: DatabaseSession,
-    records: RoundRecords,
-    drifts: UnrecordedDrifts,
-    some: Iterable[PrivilegeProgress],
-    repairs: Sequence[AclRepair] = (),
-    defaults: Sequence[DefaultAclChange] = (),
-    grantees: Collection[int] = (),
-    *,
-    whole: bool = False,
-    give_way: GiveWay = go_on,
-) -> AppliedAcls:
-    """As `DatabaseSession.apply`, with what these roles' repairs have to record. If others have locked the table of the
-    history, it is recorded later. Raises PgRoleError.
-    """
-    told = [record for one in some for record in records.record_told(one)] if records.stores else []
-    history = build_record_statement(told, records.history) if told and not drifts.failed else ""
-    applied = await session.apply(
-        repairs, defaults, grantees, records.build(some), history=history, whole=whole, give_way=give_way
-    )
-    if told and applied.stored:
-        drifts.recorded = True
-        if applied.unrecorded is not None:
-            extra = {"database": session.database, "error": applied.unrecorded.message}
-            log.warning("drifts are recorded later", extra=extra)
-        if applied.unrecorded is not None or not history:
-            drifts.note_waiting(told, anyio.current_time() + RECORD_SECONDS)
-    return applied
-
-
-async def record_waiting(session: DatabaseSession, drifts: UnrecordedDrifts, config: HistoryConfig) -> None:
-    """Records drifts that are only reported, each once, however many resyncs find it, and those that could not be
-    recorded with their repair. Raises PgRoleError if the session fails.
-    """
-    now, again = anyio.current_time(), drifts.failed
-    some = drifts.waiting[:MOST_RECORDED]
-    if again and now < drifts.record_at:
-        return
-    drifts.record_at = now + RECORD_SECONDS if some and session.stores else math.inf
-    if drifts.record_at == math.inf:
-        return
-    try:
-        applied = await session.apply([], [], [], build_record_statement(some, config))
-    except PgRoleError as error:
-        if session.connection.is_closed() or is_another_leading(error):
-            raise
-        extra = {"database": session.database, "error": error.message}
-        log.log(logging.DEBUG if again else logging.WARNING, "drifts are recorded later", extra=extra)
-        return
-    if applied.stored:
-        del drifts.waiting[: len(some)]
-        drifts.record_at = now if drifts.waiting else math.inf
-        drifts.recorded = True
+    async def record_waiting(self) -> None:
+        """Records drifts that are only reported, each once, however many resyncs find it, and those that could not be
+        recorded with their repair. Raises PgRoleError if the session fails.
+        """
+        session, drifts = self.session, self.drifts
+        now, again = anyio.current_time(), drifts.failed
+        some = drifts.waiting[:MOST_RECORDED]
+        if again and now < drifts.record_at:
+            return
+        drifts.record_at = now + RECORD_SECONDS if some and session.stores else math.inf
+        if drifts.record_at == math.inf:
+            return
+        try:
+            applied = await session.apply([], [], [], build_record_statement(some, self.history))
+        except PgRoleError as error:
+            if session.connection.is_closed() or is_another_leading(error):
+                raise
+            extra = {"database": session.database, "error": error.message}
+            log.log(logging.DEBUG if again else logging.WARNING, "drifts are recorded later", extra=extra)
+            return
+        if applied.stored:
+            del drifts.waiting[: len(some)]
+            drifts.record_at = now if drifts.waiting else math.inf
+            drifts.recorded = True

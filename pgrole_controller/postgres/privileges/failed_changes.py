@@ -28,51 +28,38 @@ class FailedChanges:
     changes of several parts (see `divide`) may fail because of some.
     """
 
-    _owners: dict[Hashable, int] = field(default_factory=dict)
-    _parts: dict[tuple[Hashable, Part], int] = field(default_factory=dict)  # by the turn in which each failed last
+    # Each with whether PostgreSQL refused it: by owner, and by the turn in which it failed last.
+    _owners: dict[Hashable, tuple[int, bool]] = field(default_factory=dict)
+    _parts: dict[tuple[Hashable, Part], tuple[int, bool]] = field(default_factory=dict)
     _turn: int = 0
-    _refused: set[Hashable] = field(default_factory=set)  # keys of both: PostgreSQL refused these
 
     def note(self, one: AclRepair | DefaultAclChange, error: PgRoleError) -> None:
         if len(self._owners) >= _MOST_FAILED:
             self._owners.clear()
-            self._refused.clear()
         key = key_of(one)
         self._owners.pop(key, None)  # so that the last that failed comes last
-        self._owners[key] = _owner_of(one)
-        self._note_reason(key, error)
-
-    def _note_reason(self, key: Hashable, error: PgRoleError) -> None:
-        if error.reason is Reason.DATABASE_ERROR:
-            self._refused.add(key)
-        else:
-            self._refused.discard(key)
+        self._owners[key] = _owner_of(one), _is_refusal(error)
 
     def postpone(self, one: AclRepair | DefaultAclChange) -> PgRoleError:
         """Returns the error of a change for which there is no time: if it was refused before, it is not in progress."""
-        return self._postpone(key_of(one))
+        return _postpone(self._owners.get(key_of(one)))
 
     def postpone_part(self, one: AclRepair, part: Part) -> PgRoleError:
         """Likewise, of a part of the changes of one object."""
-        return self._postpone((key_of(one), part))
-
-    def _postpone(self, key: Hashable) -> PgRoleError:
-        if key not in self._refused:
-            return tell_postponed()
-        return Postponed(Reason.DATABASE_ERROR, "postponed: it failed before, and there was no time to try it again")
+        return _postpone(self._parts.get((key_of(one), part)))
 
     def forget(self, some: Iterable[AclRepair | DefaultAclChange]) -> None:
         """These were changed."""
         for one in some if self._owners else ():
             self._owners.pop(key_of(one), None)
-            self._refused.discard(key_of(one))
 
     def separate(self, some: Sequence[T], size: int) -> list[Sequence[T]]:
         """Returns parts of at most this size, each in the same order: first of what belongs to owners of whom nothing
         failed, then of what else did not fail, and then of the rest, beginning with what was not tried for longest. No
         part has of both.
         """
-        owners, turns = frozenset(self._owners.values()), {key: turn for turn, key in enumerate(self._owners)}
+        owners = frozenset(owner for owner, _ in self._owners.values())
+        turns = {key: turn for turn, key in enumerate(self._owners)}
         parts: tuple[list[int], list[int], list[int]] = [], [], []
         for place, one in enumerate(some):
             parts[2 if key_of(one) in turns else 1 if _owner_of(one) in owners else 0].append(place)
@@ -85,19 +72,16 @@ class FailedChanges:
         self._turn += 1
         if len(self._parts) + len(failed) > _MOST_FAILED:
             self._parts.clear()
-            self._refused.clear()
         for part in changed:
             self._parts.pop((key_of(one), part), None)
-            self._refused.discard((key_of(one), part))
         for part, error in failed.items():
-            self._parts[key_of(one), part] = self._turn
-            self._note_reason((key_of(one), part), error)
+            self._parts[key_of(one), part] = self._turn, _is_refusal(error)
 
     def separate_parts(self, one: AclRepair, parts: Sequence[Part]) -> list[list[int]]:
         """Returns the places of these parts of one object, first of those that did not fail, in the same order; then of
         those that did, beginning with the ones that were not tried for longest.
         """
-        turns = [self._parts.get((key_of(one), part), 0) for part in parts]
+        turns = [self._parts.get((key_of(one), part), (0, False))[0] for part in parts]
         fresh = [place for place, turn in enumerate(turns) if not turn]
         failed = sorted((place for place, turn in enumerate(turns) if turn), key=turns.__getitem__)
         return [some for some in (fresh, failed) if some]
@@ -105,6 +89,17 @@ class FailedChanges:
 
 def _owner_of(one: AclRepair | DefaultAclChange) -> int:
     return one.observed.object.owner if isinstance(one, AclRepair) else one.creator
+
+
+def _is_refusal(error: PgRoleError) -> bool:
+    return error.reason is Reason.DATABASE_ERROR
+
+
+def _postpone(known: tuple[int, bool] | None) -> PgRoleError:
+    """`known`: of the last attempt, if it failed, with whether it was refused."""
+    if known is None or not known[1]:
+        return tell_postponed()
+    return Postponed(Reason.DATABASE_ERROR, "postponed: it failed before, and there was no time to try it again")
 
 
 _failed: WeakKeyDictionary[Connection, FailedChanges] = WeakKeyDictionary()

@@ -51,22 +51,21 @@ class AppliedDigest:
 
 @dataclass(frozen=True, slots=True)
 class StoredState:
-    """`suspended`: a superuser has suspended all changes, here or in the home database. `stores`: the database stores
-    what was applied. `at`: when that was read, by the server's clock. `incomplete`: the row omitted some of it.
+    """`suspended`: a superuser has suspended all changes, here or in the home database. `at`: when that was read,
+    by the server's clock. `incomplete`: the row omitted some of what was applied.
     """
 
     suspended: bool
     at: datetime
-    stores: bool
     _applied: Mapping[int, AppliedDigest]
     incomplete: bool = False
 
     @classmethod
     def of(cls, row: Row, *, stores: bool) -> "StoredState":
-        """`row`: of `ask_state`. Raises PgRoleError."""
+        """`row`: of `ask_state`. `stores`: the database stores what was applied. Raises PgRoleError."""
         applied = dict(_read_short(row)) if stores else {}
         incomplete = stores and row.get("left_out", bool)
-        return cls(row.get("suspended", bool), row.get("at", datetime), stores, applied, incomplete)
+        return cls(row.get("suspended", bool), row.get("at", datetime), applied, incomplete)
 
     def find(self, role: int) -> AppliedDigest | None:
         """Returns what was last applied for the role with this oid; None if nothing was, or if the row omitted it."""
@@ -137,7 +136,7 @@ async def read_state(connection: Connection, roles: Sequence[int], home: str, *,
         return StoredState.of(row, stores=False)
     rows = await fetch_pages(connection, _query("applied"), list(roles), True, label="applied", beside=suspended)
     row = first(rows)
-    return StoredState(row.get("suspended", bool), row.get("at", datetime), stores, dict(_read_applied(rows)))
+    return StoredState(row.get("suspended", bool), row.get("at", datetime), dict(_read_applied(rows)))
 
 
 def _read_short(row: Row) -> Iterator[tuple[int, AppliedDigest]]:
