@@ -6,7 +6,7 @@ holds is read completely after every event there, since a privilege that was rev
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import anyio
@@ -36,6 +36,17 @@ _REPORTED_AT_ONCE = 200
 _ADOPTEE_SECONDS = 0.5
 
 
+@dataclass(frozen=True, slots=True)
+class RoundReads:
+    """For which roles a round reads everything (`complete`), and for which what may have changed (`changed`). `busy`:
+    those of `complete` whose declaration is not applied yet.
+    """
+
+    complete: frozenset[Key]
+    changed: frozenset[Key]
+    busy: frozenset[Key]
+
+
 async def run_round(
     context: RoundContext,
     to_read: PrivilegeRead,
@@ -63,28 +74,19 @@ async def run_round(
 
     session, memory, begun = context.session, context.memory, dict(context.grantees())
     remember_failed(session.connection, memory.failed)
-    adoptees, due = [one for one in begun.values() if one.adoptee is not None], keys
+    adoptees = [one for one in begun.values() if one.adoptee is not None]
     grantees = [one for one in begun.values() if one.adoptee is None]
-    keys -= {one.key for one in adoptees}
     memory.keep_only(grantees)
     everyone = frozenset(one.key for one in grantees)
     memory.further.keep_only(everyone)
     now = anyio.current_time()
-    unclear = memory.unsettled() if to_read.is_needed else frozenset[Key]()
-    if to_read.dropped:
-        unclear |= memory.waiting() | find_dependent(grantees, session.database, to_read.dropped)
-    complete = keys | memory.further.admit(unclear, now)
-    if to_read.scope is Scope.FULL:
-        complete = everyone
-    busy = {one.key for one in grantees if one.key in complete and not memory.is_applied(one, session.database)}
-    # Those to be read completely take part, too: the repair of another role hides who changed the object.
-    partial = frozenset[Key]() if to_read.scope in (Scope.NOTHING, Scope.FULL) else everyone - busy
+    reads = _choose_reads(context, grantees, to_read, keys - {one.key for one in adoptees}, now)
     async with session.lock:
-        small = SmallRounds(context, grantees, busy, notice, note)
+        small = SmallRounds(context, grantees, reads.busy, notice, note)
         reconcile = PrivilegeReconcile(context, everyone=len(everyone), since=since, interruptions=small)
-        first = await reconcile.settle([one for one in grantees if one.key in partial], to_read)
+        first = await reconcile.settle([one for one in grantees if one.key in reads.changed], to_read)
         await note(first.results)
-        complete |= memory.further.admit(frozenset(first.unclear), now)
+        complete = reads.complete | memory.further.admit(frozenset(first.unclear), now)
         complete |= {one.key for one in first.left}
         waiting: Sequence[Grantee] = [one for one in grantees if one.key in complete]
         memory.further.begin(complete)  # before the reads: what is announced from now on asks for another
@@ -95,13 +97,31 @@ async def run_round(
             waiting = settled.left
         if complete and to_read.scope is not Scope.FULL:
             memory.further.note(began, anyio.current_time())
-        if complete | partial >= everyone:
+        if complete | reads.changed >= everyone:
             # None, as after a complete read, if the first one was for no role.
             memory.settle_everyone(first.read)
         await reconcile.record()
-        await note(await _compare_adoptees(context, adoptees, to_read, due, small))
+        await note(await _compare_adoptees(context, adoptees, to_read, keys, small))
         small.finish()
     return results
+
+
+def _choose_reads(
+    context: RoundContext, grantees: Sequence[Grantee], to_read: PrivilegeRead, keys: frozenset[Key], now: float
+) -> RoundReads:
+    """`keys`: roles for which everything has to be read."""
+    memory, database = context.memory, context.session.database
+    everyone = frozenset(one.key for one in grantees)
+    unclear = memory.unsettled() if to_read.is_needed else frozenset[Key]()
+    if to_read.dropped:
+        unclear |= memory.waiting() | find_dependent(grantees, database, to_read.dropped)
+    complete = keys | memory.further.admit(unclear, now)
+    if to_read.scope is Scope.FULL:
+        complete = everyone
+    busy = frozenset(one.key for one in grantees if one.key in complete and not memory.is_applied(one, database))
+    # Those to be read completely take part, too: the repair of another role hides who changed the object.
+    changed = frozenset[Key]() if to_read.scope in (Scope.NOTHING, Scope.FULL) else everyone - busy
+    return RoundReads(complete, changed, busy)
 
 
 def _answers(begun: Grantee, now: Grantee | None) -> bool:
