@@ -19,7 +19,7 @@ from pgrole_controller.postgres.privileges.acl_apply import apply_acls
 from pgrole_controller.postgres.privileges.acl_catalog import read_columns, read_defaults
 from pgrole_controller.postgres.privileges.acl_checks import NOT_AS_EXPECTED, prepare_checks
 from pgrole_controller.postgres.privileges.acl_locks import PATIENCE_SECONDS, REST_SECONDS
-from pgrole_controller.postgres.privileges.acl_refusal import divide
+from pgrole_controller.postgres.privileges.acl_refusal import AclPart, divide
 from pgrole_controller.postgres.privileges.acl_script import render_repairs
 from pgrole_controller.postgres.privileges.acl_transaction import AclDialect, AppliedAcls
 from pgrole_controller.postgres.privileges.acl_verification import AclRepair
@@ -759,14 +759,14 @@ async def test_many_irrevocable_entries_of_one_object_keep_no_other_from_being_r
 
 async def test_parts_that_failed_come_last_and_in_turn(db: AclDatabase) -> None:
     table, sequence = (AclRepair(one, ()) for one in (await read(db))[:2])
-    failures, parts = FailedChanges(), [(1, False), (1, True), (2, True), (3, True)]
+    failures, parts = FailedChanges(), [AclPart(1, False), *(AclPart(number, True) for number in (1, 2, 3))]
     refused, passing = PgRoleError(Reason.DATABASE_ERROR, ""), PgRoleError(Reason.PROGRESSING, "")
     assert failures.separate_parts(table, parts) == [[0, 1, 2, 3]]
-    failures.note_parts(table, {(1, True): passing, (3, True): refused}, {(1, False)})
-    failures.note_parts(table, {(1, True): passing}, set())
+    failures.note_parts(table, {parts[1]: passing, parts[3]: refused}, {parts[0]})
+    failures.note_parts(table, {parts[1]: passing}, set())
     assert failures.separate_parts(table, parts) == [[0, 2], [3, 1]]
     assert failures.separate_parts(sequence, parts) == [[0, 1, 2, 3]]
-    failures.note_parts(table, {}, {(1, True)})
+    failures.note_parts(table, {}, {parts[1]})
     assert failures.separate_parts(table, parts) == [[0, 1, 2], [3]]
 
 

@@ -16,6 +16,7 @@ from pgrole_controller.core.privileges.observed_database import ObservedDatabase
 from pgrole_controller.core.privileges.privilege_difference import phrases
 from pgrole_controller.core.server_options import HistoryConfig
 from pgrole_controller.postgres.privileges import failed_changes
+from pgrole_controller.postgres.privileges.acl_refusal import AclPart
 from pgrole_controller.postgres.privileges.acl_transaction import AppliedAcls
 from pgrole_controller.postgres.privileges.acl_verification import AclRepair
 from pgrole_controller.postgres.privileges.failed_changes import FailedChanges
@@ -105,7 +106,7 @@ def test_what_was_refused_and_was_granted_since_is_drift_when_it_is_revoked(kind
 def test_a_refused_revoke_is_tried_again_and_is_no_drift_until_it_was_made(kind: str) -> None:
     """Of a privilege that the role had before its declaration, from someone other than the owner."""
     one, delegated = of_kind(kind), (entry("INSERT", grantor=DELEGATE), entry("INSERT", "id", grantor=DELEGATE))
-    errors = AppliedAcls({OTHER.id: LASTING}, {OTHER.id: {(ME, True): LASTING}})
+    errors = AppliedAcls({OTHER.id: LASTING}, {OTHER.id: {AclPart(ME, True): LASTING}})
     applied = stored(attempt(one, observe((OTHER, delegated)), "", failed=errors))
     held = observe((OTHER, (entry("SELECT"), *delegated)))
     then = decide(one, held, applied)
@@ -124,7 +125,7 @@ def test_a_refused_revoke_of_a_table_covers_the_grant_option_on_a_column_that_it
     one = of_kind(kind, of_objects(table("SELECT", "id", name="other")))
     entries = (entry("SELECT", grantor=DELEGATE), entry("SELECT", "id", grantor=DELEGATE, grantable=True))
     held = observe((OTHER, entries), columns=("id",))
-    errors = AppliedAcls({OTHER.id: LASTING}, {OTHER.id: {(ME, True): LASTING}})
+    errors = AppliedAcls({OTHER.id: LASTING}, {OTHER.id: {AclPart(ME, True): LASTING}})
     first = attempt(one, held, "", failed=errors)
     then = decide(one, held, stored(first))
     assert texts(then) == texts(first.decision)
@@ -138,7 +139,7 @@ def test_a_mark_of_what_is_as_declared_goes_whatever_keeps_other_changes_back(ki
     accepted, fresh = of_kind(kind), make("fresh", oid=20002)
     one = replace(accepted, refused=Refusal.KNOWN) if hindrance == "a refused object" else accepted
     foreign, held, drifting = entry("DELETE", grantor=DELEGATE), entry("SELECT"), (TABLE, (entry("INSERT"),))
-    errors = AppliedAcls({OTHER.id: LASTING, fresh.id: LASTING}, {OTHER.id: {(ME, True): LASTING}})
+    errors = AppliedAcls({OTHER.id: LASTING, fresh.id: LASTING}, {OTHER.id: {AclPart(ME, True): LASTING}})
     waiting = stored(attempt(accepted, observe((OTHER, (foreign,)), (fresh, ())), failed=errors))
     assert len(AppliedDeclaration.parse(waiting).awaited) == 2
 
@@ -188,9 +189,9 @@ def test_many_failed_parts_of_one_object_leave_it_as_it_is_that_another_was_refu
     failures = FailedChanges()
     refused, divided = (AclRepair(ObservedAcl(make(f"t{at}", oid=20_000 + at), ()), ()) for at in range(2))
     failures.note(refused, LASTING)
-    failures.note_parts(divided, dict.fromkeys([(1, False), (2, False), (3, False)], PASSING), ())
+    failures.note_parts(divided, dict.fromkeys([AclPart(at, False) for at in range(3)], PASSING), ())
     assert failures.postpone(refused).reason is Reason.DATABASE_ERROR
-    assert failures.postpone_part(divided, (1, False)).reason is Reason.PROGRESSING
+    assert failures.postpone_part(divided, AclPart(1, False)).reason is Reason.PROGRESSING
 
 
 def test_a_former_privilege_whose_revoke_is_refused_is_still_revoked_under_report() -> None:

@@ -4,6 +4,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import islice, product
+from typing import NamedTuple
 
 from pgrole_controller.controller.privileges.role_memory import MOST_NOTED_AUTHORS, AppliedState, RoleMemory
 from pgrole_controller.core.approval import Approval
@@ -31,10 +32,16 @@ from pgrole_controller.postgres.privileges.database_session import DatabaseSessi
 from pgrole_controller.postgres.privileges.ddl_events import PrivilegeRead, Scope
 from pgrole_controller.postgres.privileges.stored_state import StoredState
 
-#: What one author did: the drift as it is reported, its differences, and the author with everything that is known.
-AuthorDrift = tuple[PrivilegeDrift, tuple[PrivilegeDifference, ...], DriftAuthor]
 #: The object, None for default privileges, and the role in whose name they are granted there.
 Place = tuple[ObjectId | None, str]
+
+
+class AuthorDrift(NamedTuple):
+    """What one author did: the drift as it is reported, and the author with everything that is known."""
+
+    drift: PrivilegeDrift
+    differences: tuple[PrivilegeDifference, ...]
+    by: DriftAuthor
 
 
 @dataclass(slots=True)

@@ -19,7 +19,7 @@ from pgrole_controller import metrics
 from pgrole_controller.controller.privileges import large_rounds
 from pgrole_controller.controller.privileges.large_rounds import Interruptions, Uninterrupted, read_beside
 from pgrole_controller.controller.privileges.privilege_approval import mention_approval
-from pgrole_controller.controller.privileges.privilege_attribution import find_authors
+from pgrole_controller.controller.privileges.privilege_attribution import AuthorDifferences, find_authors
 from pgrole_controller.controller.privileges.privilege_decisions import RoundDecisions, RoundRead
 from pgrole_controller.controller.privileges.privilege_memory import PrivilegeMemory
 from pgrole_controller.controller.privileges.privilege_progress import (
@@ -251,18 +251,24 @@ class PrivilegeReconcile:
         """Finds who caused the drift before it is repaired or reported. A repair for another role would overwrite the
         rows that show it.
         """
-        left = [(one, drift) for one in some if (drift := one.left)]
-        drifting = [(one, drift) for one in some if one.has_changes and (drift := one.drift)]
-        reported = [(one, new) for one in some if observed.complete and (new := one.newly_reported)]
-        if not (drifting or reported or left):
+
+        def correct(one: PrivilegeProgress, found: Sequence[AuthorDifferences]) -> None:
+            one.told = tuple(AuthorDrift(self._describe(by, each), each, by) for by, each in found)
+
+        def report(one: PrivilegeProgress, found: Sequence[AuthorDifferences]) -> None:
+            one.reported = tuple(found)
+
+        def leave(one: PrivilegeProgress, found: Sequence[AuthorDifferences]) -> None:
+            one.role.note_authors({each: by for by, differences in found for each in differences}, one.decided)
+
+        asked = [(one, drift, correct) for one in some if one.has_changes and (drift := one.drift)]
+        asked += [(one, list(new), report) for one in some if observed.complete and (new := one.newly_reported)]
+        asked += [(one, drift, leave) for one in some if (drift := one.left)]
+        if not asked:
             return
-        found = iter(await find_authors([*drifting, *reported, *left], observed, self._session))
-        for (one, _), by_author in zip(drifting, found, strict=False):
-            one.told = tuple((self._describe(by, differences), differences, by) for by, differences in by_author)
-        for (one, _), by_author in zip(reported, found, strict=False):
-            one.reported = tuple(by_author)
-        for (one, _), by_author in zip(left, found, strict=True):
-            one.role.note_authors({each: by for by, differences in by_author for each in differences}, one.decided)
+        every = await find_authors([(one, differences) for one, differences, _ in asked], observed, self._session)
+        for (one, _, note), found in zip(asked, every, strict=True):
+            note(one, found)
 
     def _describe(
         self, by: DriftAuthor, differences: Sequence[PrivilegeDifference], *, corrected: bool = True
@@ -323,7 +329,7 @@ class PrivilegeReconcile:
             done = tuple(each for each in differences if is_done(each, one.grantee.oid, applied))
             one.role.note_authors(dict.fromkeys(set(differences).difference(done), by), one.decided)
             if done:
-                yield drift if done == differences else self._describe(by, done), done, by
+                yield AuthorDrift(drift if done == differences else self._describe(by, done), done, by)
 
     def _conclude(self, one: PrivilegeProgress, applied: AppliedAcls) -> None:
         """Notes the results of a transaction that had changes of this role."""

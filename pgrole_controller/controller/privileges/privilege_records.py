@@ -100,12 +100,12 @@ class RoundRecords:
     def _store(self, one: PrivilegeProgress) -> str:
         grantee, server = one.grantee, self.session.identity.system_identifier
         holder = grantee.holder_in(self.session.database)
-        drift = shorten_drift(one.told[-1][0]) if one.told else None
+        drift = shorten_drift(one.told[-1].drift) if one.told else None
         return build_applied_statement(server, grantee.oid, grantee.role_name, holder, one.declaration, drift)
 
     def record_told(self, one: PrivilegeProgress) -> list[RecordedDrift]:
         """What this role's repairs corrected."""
-        return [self.record(one.grantee, drift, by) for drift, _, by in one.told]
+        return [self.record(one.grantee, each.drift, each.by) for each in one.told]
 
     def record(self, grantee: Grantee, drift: PrivilegeDrift, by: DriftAuthor) -> RecordedDrift:
         return RecordedDrift(

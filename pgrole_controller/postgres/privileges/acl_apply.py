@@ -28,8 +28,8 @@ from pgrole_controller.postgres.privileges.acl_checks import prepare_checks
 from pgrole_controller.postgres.privileges.acl_locks import HISTORY, tell_locked_table, waits_of
 from pgrole_controller.postgres.privileges.acl_refusal import (
     RETRIED,
+    AclPart,
     Ineffective,
-    Part,
     Postponed,
     as_owner,
     divide,
@@ -139,7 +139,7 @@ class _ObjectSteps:
                 return None
 
     async def _change_parts(
-        self, repair: AclRepair, parts: Mapping[Part, list[AclChange]], *, last: bool, seconds: float
+        self, repair: AclRepair, parts: Mapping[AclPart, list[AclChange]], *, last: bool, seconds: float
     ) -> PgRoleError | None:
         """Changes the object for the grantees for which that is possible. Returns an error of the others."""
         failures = failed_changes_of(self._connection)
@@ -151,8 +151,8 @@ class _ObjectSteps:
             if sqlstate_of(error) == LOCK_NOT_FREE:
                 raise
             return await explain(self._connection, error, repair, self._version)
-        failed: dict[Part, PgRoleError] = {}
-        tried: dict[Part, PgRoleError] = {}
+        failed: dict[AclPart, PgRoleError] = {}
+        tried: dict[AclPart, PgRoleError] = {}
         for (key, part), error_of_part in zip(parts.items(), errors, strict=True):
             if error_of_part is not None:
                 if error_of_part.__cause__ is not None or isinstance(error_of_part, Ineffective):

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterable
 from dataclasses import replace
-from typing import TypeAlias
+from typing import NamedTuple
 
 from pgrole_controller.core.ddl import divide_names, spell_identifier
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
@@ -25,8 +25,12 @@ _GONE = ("42P01", "42883", "3F000", "42704", "42703", "22023")
 #: Maximum number of characters of the statements in a message.
 _LONGEST_STATEMENTS = 600
 
-#: A part of the changes of one object: the grantee, and whether someone other than the owner granted it.
-Part: TypeAlias = tuple[int, bool]
+
+class AclPart(NamedTuple):
+    """A part of the changes of one object. `delegated`: someone other than the owner granted what is revoked."""
+
+    grantee: int
+    delegated: bool
 
 
 class OutdatedAcl(Transient):
@@ -50,18 +54,18 @@ def as_owner(repair: AclRepair) -> AclRepair:
     return replace(repair, changes=tuple(changes))
 
 
-def part_of(change: AclChange) -> Part:
-    return change.grantee, change.revoke and change.grantor not in ("", change.object.owner_name)
+def part_of(change: AclChange) -> AclPart:
+    return AclPart(change.grantee, change.revoke and change.grantor not in ("", change.object.owner_name))
 
 
-def divide(repair: AclRepair) -> dict[Part, list[AclChange]]:
+def divide(repair: AclRepair) -> dict[AclPart, list[AclChange]]:
     """Returns the changes by grantee, first those that only revoke, since grants fail where an ACL is full; and after
     them (True) those that revoke what someone other than the owner granted, which may be impossible.
     """
-    parts: dict[Part, list[AclChange]] = {}
+    parts: dict[AclPart, list[AclChange]] = {}
     for one in repair.changes:
         parts.setdefault(part_of(one), []).append(one)
-    return dict(sorted(parts.items(), key=lambda item: (item[0][1], not all(one.revoke for one in item[1]))))
+    return dict(sorted(parts.items(), key=lambda item: (item[0].delegated, not all(one.revoke for one in item[1]))))
 
 
 def tell_locked(one: AclRepair | DefaultAclChange) -> PgRoleError:

@@ -25,8 +25,8 @@ from pgrole_controller.postgres.privileges.acl_locks import HISTORY, LOCK_SECOND
 from pgrole_controller.postgres.privileges.acl_read_back import AclReadBack
 from pgrole_controller.postgres.privileges.acl_refusal import (
     RETRIED,
+    AclPart,
     Ineffective,
-    Part,
     as_owner,
     tell_outdated,
     tell_postponed,
@@ -72,15 +72,15 @@ class AclDialect:
 class AppliedAcls:
     """What came of one call of `apply_acls`.
 
-    `errors`: of the objects that were not changed. `grantee_errors`: some of these objects were changed for all
-    grantees except these (oid, and whether it is about what someone other than the owner granted). `default_errors`: of
-    the default privileges that were not changed. `stored`: the transaction of the last change ran the `records`, which
-    it does only without errors. `unrecorded`: why without `history`, whose table others have locked. `outdated`:
-    objects that were not changed for a grantee (oid), since that is declared otherwise by now.
+    `errors`: of the objects that were not changed. `grantee_errors`: some of these objects were changed, except for
+    these parts. `default_errors`: of the default privileges that were not changed. `stored`: the transaction of the
+    last change ran the `records`, which it does only without errors. `unrecorded`: why without `history`, whose table
+    others have locked. `outdated`: objects that were not changed for a grantee (oid), since that is declared otherwise
+    by now.
     """
 
     errors: dict[ObjectId, PgRoleError] = field(default_factory=dict)
-    grantee_errors: dict[ObjectId, Mapping[Part, PgRoleError]] = field(default_factory=dict)
+    grantee_errors: dict[ObjectId, Mapping[AclPart, PgRoleError]] = field(default_factory=dict)
     default_errors: dict[DefaultAclChange, PgRoleError] = field(default_factory=dict)
     stored: bool = False
     unrecorded: PgRoleError | None = None
@@ -91,13 +91,13 @@ class AppliedAcls:
         return bool(self.errors or self.default_errors or self.outdated)
 
     def find_error(self, identity: ObjectId, grantee: int, parts: Sequence[bool] = (False, True)) -> PgRoleError | None:
-        """Returns why the object was not changed for this grantee; None if it was. `parts`: as in `grantee_errors`."""
+        """Returns why the object was not changed for this grantee; None if it was. `parts`: as in AclPart.delegated."""
         if (identity, grantee) in self.outdated:
             return tell_outdated()
         divided = self.grantee_errors.get(identity)
         if divided is None:
             return self.errors.get(identity)
-        return next((divided[grantee, part] for part in parts if (grantee, part) in divided), None)
+        return next((divided[part] for one in parts if (part := AclPart(grantee, one)) in divided), None)
 
 
 class AclTransactions:

@@ -11,7 +11,7 @@ from pgrole_controller.core.errors import PgRoleError, Reason
 from pgrole_controller.core.privileges.acl import DefaultAclChange
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.privileges.acl_locks import key_of
-from pgrole_controller.postgres.privileges.acl_refusal import Part, Postponed, tell_postponed
+from pgrole_controller.postgres.privileges.acl_refusal import AclPart, Postponed, tell_postponed
 from pgrole_controller.postgres.privileges.acl_verification import AclRepair
 
 #: Maximum number of failed changes remembered.
@@ -30,7 +30,7 @@ class FailedChanges:
 
     # Each with whether PostgreSQL refused it: by owner, and by the turn in which it failed last.
     _owners: dict[Hashable, tuple[int, bool]] = field(default_factory=dict)
-    _parts: dict[tuple[Hashable, Part], tuple[int, bool]] = field(default_factory=dict)
+    _parts: dict[tuple[Hashable, AclPart], tuple[int, bool]] = field(default_factory=dict)
     _turn: int = 0
 
     def note(self, one: AclRepair | DefaultAclChange, error: PgRoleError) -> None:
@@ -44,7 +44,7 @@ class FailedChanges:
         """Returns the error of a change for which there is no time: if it was refused before, it is not in progress."""
         return _postpone(self._owners.get(key_of(one)))
 
-    def postpone_part(self, one: AclRepair, part: Part) -> PgRoleError:
+    def postpone_part(self, one: AclRepair, part: AclPart) -> PgRoleError:
         """Likewise, of a part of the changes of one object."""
         return _postpone(self._parts.get((key_of(one), part)))
 
@@ -67,7 +67,7 @@ class FailedChanges:
         slices = (part[start : start + size] for part in parts for start in range(0, len(part), size))
         return [[some[place] for place in sorted(places)] for places in slices]
 
-    def note_parts(self, one: AclRepair, failed: Mapping[Part, PgRoleError], changed: Collection[Part]) -> None:
+    def note_parts(self, one: AclRepair, failed: Mapping[AclPart, PgRoleError], changed: Collection[AclPart]) -> None:
         """Of the parts of one object, these failed and these were changed. Others were not tried."""
         self._turn += 1
         if len(self._parts) + len(failed) > _MOST_FAILED:
@@ -77,7 +77,7 @@ class FailedChanges:
         for part, error in failed.items():
             self._parts[key_of(one), part] = self._turn, _is_refusal(error)
 
-    def separate_parts(self, one: AclRepair, parts: Sequence[Part]) -> list[list[int]]:
+    def separate_parts(self, one: AclRepair, parts: Sequence[AclPart]) -> list[list[int]]:
         """Returns the places of these parts of one object, first of those that did not fail, in the same order; then of
         those that did, beginning with the ones that were not tried for longest.
         """
