@@ -19,10 +19,9 @@ from pgrole_controller.postgres.privileges.acl_apply import apply_acls
 from pgrole_controller.postgres.privileges.acl_catalog import read_columns, read_defaults
 from pgrole_controller.postgres.privileges.acl_checks import NOT_AS_EXPECTED, prepare_checks
 from pgrole_controller.postgres.privileges.acl_locks import PATIENCE_SECONDS, REST_SECONDS
-from pgrole_controller.postgres.privileges.acl_refusal import AclPart, divide
+from pgrole_controller.postgres.privileges.acl_repair import AclPart, AclRepair, divide
 from pgrole_controller.postgres.privileges.acl_script import render_repairs
 from pgrole_controller.postgres.privileges.acl_transaction import AclDialect, AppliedAcls
-from pgrole_controller.postgres.privileges.acl_verification import AclRepair
 from pgrole_controller.postgres.privileges.failed_changes import FailedChanges, failed_changes_of
 from tests.integration.acl_support import ROLES, AclDatabase, acl_database, anywhere, held, named, read_acls
 from tests.integration.test_acl_catalog import CREATED, OBJECTS, ODD_NAMES

@@ -16,8 +16,8 @@ from pgrole_controller.postgres.connection import Endpoint, connect
 from pgrole_controller.postgres.drift_history import RecordedDrift, build_record_statement
 from pgrole_controller.postgres.history_listing import list_drifts
 from pgrole_controller.postgres.privileges.acl_apply import apply_acls
+from pgrole_controller.postgres.privileges.acl_repair import AclRepair
 from pgrole_controller.postgres.privileges.acl_transaction import AclDialect
-from pgrole_controller.postgres.privileges.acl_verification import AclRepair
 from pgrole_controller.postgres.privileges.stored_state import build_applied_statement, read_state
 from tests.integration.acl_support import AclDatabase, acl_database, anywhere, held, named, read_acls
 from tests.integration.test_acl_apply import ORPHANED, apply, apply_one, change, read

@@ -37,8 +37,8 @@ from pgrole_controller.core.request import Key
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres.privileges.acl_apply import apply_acls
 from pgrole_controller.postgres.privileges.acl_catalog import read_database, read_named_acls
+from pgrole_controller.postgres.privileges.acl_repair import AclRepair
 from pgrole_controller.postgres.privileges.acl_transaction import AclDialect
-from pgrole_controller.postgres.privileges.acl_verification import AclRepair
 from tests.integration.acl_support import ROLES, AclDatabase, acl_database, anywhere, read_acls
 
 SCHEMAS = ("app", "hr", "scratch")

@@ -29,8 +29,8 @@ from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres.privileges.acl_apply import apply_acls
 from pgrole_controller.postgres.privileges.acl_catalog import read_database
 from pgrole_controller.postgres.privileges.acl_read_back import AclReadBack
+from pgrole_controller.postgres.privileges.acl_repair import AclRepair
 from pgrole_controller.postgres.privileges.acl_transaction import AclDialect, AclTransactions, AppliedAcls
-from pgrole_controller.postgres.privileges.acl_verification import AclRepair
 from tests.integration.acl_support import AclDatabase, acl_database
 from tests.integration.test_reassign import reached
 from tests.servers import Servers

@@ -40,7 +40,7 @@ from pgrole_controller.local.process import reached
 from pgrole_controller.postgres.capabilities import identify
 from pgrole_controller.postgres.connection import Endpoint, connect
 from pgrole_controller.postgres.privileges import acl_batches, database_session
-from pgrole_controller.postgres.privileges.acl_verification import AclRepair
+from pgrole_controller.postgres.privileges.acl_repair import AclRepair
 from pgrole_controller.postgres.schema import install as install_home
 from tests.integration.database_world import (
     DEADLINE,

@@ -4,8 +4,9 @@ from dataclasses import replace
 
 from pgrole_controller.core.privileges.acl import AclChange, AclEntry, DatabaseObject, ObjectId, ObjectKind, ObservedAcl
 from pgrole_controller.postgres.privileges.acl_batches import CHANGES, split_large
+from pgrole_controller.postgres.privileges.acl_repair import AclRepair
 from pgrole_controller.postgres.privileges.acl_script import render_repairs
-from pgrole_controller.postgres.privileges.acl_verification import AclRepair, find_lost, find_wrong
+from pgrole_controller.postgres.privileges.acl_verification import find_lost, find_wrong
 from tests.cpu_time import within_a_callback
 
 OWNER = 16500

@@ -16,9 +16,8 @@ from pgrole_controller.core.privileges.observed_database import ObservedDatabase
 from pgrole_controller.core.privileges.privilege_difference import phrases
 from pgrole_controller.core.server_options import HistoryConfig
 from pgrole_controller.postgres.privileges import failed_changes
-from pgrole_controller.postgres.privileges.acl_refusal import AclPart
+from pgrole_controller.postgres.privileges.acl_repair import AclPart, AclRepair
 from pgrole_controller.postgres.privileges.acl_transaction import AppliedAcls
-from pgrole_controller.postgres.privileges.acl_verification import AclRepair
 from pgrole_controller.postgres.privileges.failed_changes import FailedChanges
 from tests.unit.test_acl_decision import (
     DELEGATE,

@@ -12,7 +12,7 @@ from pgrole_controller.core.privileges.acl import AclChange, ObjectId
 from pgrole_controller.core.privileges.observed_database import ObservedDatabase
 from pgrole_controller.core.request import Key
 from pgrole_controller.event_loop import Turns
-from pgrole_controller.postgres.privileges.acl_verification import AclRepair
+from pgrole_controller.postgres.privileges.acl_repair import AclRepair
 from pgrole_controller.postgres.privileges.database_session import DatabaseSession
 from pgrole_controller.postgres.privileges.stored_state import StoredState
 

@@ -17,6 +17,7 @@ import anyio
 
 from pgrole_controller import metrics
 from pgrole_controller.controller.privileges import large_rounds
+from pgrole_controller.controller.privileges.applied_state import restore_applied, set_applied
 from pgrole_controller.controller.privileges.large_rounds import Interruptions, Uninterrupted, read_beside
 from pgrole_controller.controller.privileges.privilege_approval import mention_approval
 from pgrole_controller.controller.privileges.privilege_attribution import AuthorDifferences, find_authors
@@ -31,8 +32,6 @@ from pgrole_controller.controller.privileges.privilege_progress import (
     is_verified,
     note_failures,
     report_unfinished,
-    restore_applied,
-    set_applied,
     where_changed,
 )
 from pgrole_controller.controller.privileges.privilege_records import (
@@ -57,8 +56,8 @@ from pgrole_controller.core.privileges.privilege_difference import (
 from pgrole_controller.core.privileges.privilege_result import DriftAuthor, PrivilegeDrift, PrivilegeResult
 from pgrole_controller.core.request import Key
 from pgrole_controller.event_loop import Turns, run_aside
+from pgrole_controller.postgres.privileges.acl_repair import AclRepair
 from pgrole_controller.postgres.privileges.acl_transaction import AppliedAcls
-from pgrole_controller.postgres.privileges.acl_verification import AclRepair
 from pgrole_controller.postgres.privileges.database_session import DatabaseSession
 from pgrole_controller.postgres.privileges.ddl_events import PrivilegeRead, Scope
 

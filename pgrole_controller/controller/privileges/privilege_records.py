@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 
 import anyio
 
-from pgrole_controller.controller.privileges.privilege_progress import PrivilegeProgress, shorten_drift
+from pgrole_controller.controller.privileges.applied_state import shorten_drift
+from pgrole_controller.controller.privileges.privilege_progress import PrivilegeProgress
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.core.privileges.acl import DefaultAclChange
 from pgrole_controller.core.privileges.grantee import Grantee
@@ -17,8 +18,8 @@ from pgrole_controller.core.server_options import HistoryConfig
 from pgrole_controller.postgres.drift_history import MOST_RECORDED, RecordedDrift, build_record_statement
 from pgrole_controller.postgres.fence import is_another_leading
 from pgrole_controller.postgres.privileges.acl_batches import GiveWay, go_on
+from pgrole_controller.postgres.privileges.acl_repair import AclRepair
 from pgrole_controller.postgres.privileges.acl_transaction import AppliedAcls
-from pgrole_controller.postgres.privileges.acl_verification import AclRepair
 from pgrole_controller.postgres.privileges.database_session import DatabaseSession
 from pgrole_controller.postgres.privileges.stored_state import build_applied_statement, build_approval_statement
 

@@ -28,18 +28,15 @@ from pgrole_controller.postgres.privileges.acl_checks import prepare_checks
 from pgrole_controller.postgres.privileges.acl_locks import HISTORY, tell_locked_table, waits_of
 from pgrole_controller.postgres.privileges.acl_refusal import (
     RETRIED,
-    AclPart,
     Ineffective,
     Postponed,
-    as_owner,
-    divide,
     explain,
     explain_default,
     explain_storing,
     tell_outdated,
 )
+from pgrole_controller.postgres.privileges.acl_repair import AclPart, AclRepair, as_owner, divide
 from pgrole_controller.postgres.privileges.acl_transaction import AclDialect, AclTransactions, AppliedAcls
-from pgrole_controller.postgres.privileges.acl_verification import AclRepair
 from pgrole_controller.postgres.privileges.failed_changes import failed_changes_of
 
 #: Pauses in seconds before another attempt for an object that another transaction changed at the same time.

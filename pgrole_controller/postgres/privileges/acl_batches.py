@@ -24,11 +24,10 @@ from pgrole_controller.postgres.privileges.acl_locks import (
     LockWaits,
     find_busy,
     find_locked_table,
-    key_of,
     tell_locked_table,
 )
 from pgrole_controller.postgres.privileges.acl_refusal import tell_locked
-from pgrole_controller.postgres.privileges.acl_verification import AclRepair
+from pgrole_controller.postgres.privileges.acl_repair import AclRepair, key_of
 from pgrole_controller.postgres.privileges.failed_changes import failed_changes_of
 
 log = logging.getLogger(__name__)

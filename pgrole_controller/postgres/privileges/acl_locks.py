@@ -21,7 +21,7 @@ from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Connection, Endpoint, has_raw_names
 from pgrole_controller.postgres.database_connection import connect_to
 from pgrole_controller.postgres.errors import LOCK_NOT_FREE, is_timed_out, sqlstate_of
-from pgrole_controller.postgres.privileges.acl_verification import AclRepair
+from pgrole_controller.postgres.privileges.acl_repair import AclRepair
 from pgrole_controller.postgres.rows import Row, fetch
 
 #: Maximum time in seconds that a transaction waits for one lock.
@@ -108,13 +108,6 @@ _waits: WeakKeyDictionary[Connection, LockWaits] = WeakKeyDictionary()
 def waits_of(connection: Connection) -> LockWaits:
     """The same for all calls with one connection."""
     return _waits.setdefault(connection, LockWaits())
-
-
-def key_of(one: AclRepair | DefaultAclChange) -> Hashable:
-    """Identifies what has one lock: an object, or the default privileges of one row of pg_default_acl."""
-    if isinstance(one, AclRepair):
-        return one.observed.object.id
-    return one.creator, one.schema, one.object_type
 
 
 async def find_busy(connection: Connection, some: Collection[AclRepair | DefaultAclChange]) -> set[Hashable]:

@@ -15,8 +15,8 @@ from pgrole_controller.postgres.connection import Connection, has_raw_names
 from pgrole_controller.postgres.privileges.acl_catalog import read_defaults, read_named_acls
 from pgrole_controller.postgres.privileges.acl_checks import CHECK_WRITTEN
 from pgrole_controller.postgres.privileges.acl_refusal import Ineffective, OutdatedAcl
+from pgrole_controller.postgres.privileges.acl_repair import AclRepair
 from pgrole_controller.postgres.privileges.acl_verification import (
-    AclRepair,
     find_lost,
     find_wrong,
     grant_again,

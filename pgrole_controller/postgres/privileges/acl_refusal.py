@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Iterable
 from dataclasses import replace
-from typing import NamedTuple
 
 from pgrole_controller.core.ddl import divide_names, spell_identifier
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
@@ -14,7 +13,7 @@ from pgrole_controller.postgres.connection import Connection, has_raw_names
 from pgrole_controller.postgres.errors import DEPENDENT, LOCK_NOT_FREE, is_lacking, is_passing, shorten, sqlstate_of
 from pgrole_controller.postgres.missing_privileges import explain_own_schema
 from pgrole_controller.postgres.privileges.acl_locks import find_locked_table, tell_locked_table
-from pgrole_controller.postgres.privileges.acl_verification import AclRepair
+from pgrole_controller.postgres.privileges.acl_repair import AclRepair
 from pgrole_controller.postgres.rows import Row, fetch
 
 #: Another transaction changed the same rows.
@@ -24,13 +23,6 @@ _ROW_TOO_BIG = "54000"
 _GONE = ("42P01", "42883", "3F000", "42704", "42703", "22023")
 #: Maximum number of characters of the statements in a message.
 _LONGEST_STATEMENTS = 600
-
-
-class AclPart(NamedTuple):
-    """A part of the changes of one object. `delegated`: someone other than the owner granted what is revoked."""
-
-    grantee: int
-    delegated: bool
 
 
 class OutdatedAcl(Transient):
@@ -43,29 +35,6 @@ class Postponed(Transient):
 
 class Ineffective(Transient):
     """The statements succeeded, and yet an object does not have the privileges that it should."""
-
-
-def as_owner(repair: AclRepair) -> AclRepair:
-    """What the owner granted is revoked in the owner's name: a role with grant options of its own otherwise revokes
-    only what it granted itself, although it may act as the owner.
-    """
-    owner = repair.observed.object.owner_name
-    changes = (replace(one, grantor=one.grantor or owner) if one.revoke else one for one in repair.changes)
-    return replace(repair, changes=tuple(changes))
-
-
-def part_of(change: AclChange) -> AclPart:
-    return AclPart(change.grantee, change.revoke and change.grantor not in ("", change.object.owner_name))
-
-
-def divide(repair: AclRepair) -> dict[AclPart, list[AclChange]]:
-    """Returns the changes by grantee, first those that only revoke, since grants fail where an ACL is full; and after
-    them (True) those that revoke what someone other than the owner granted, which may be impossible.
-    """
-    parts: dict[AclPart, list[AclChange]] = {}
-    for one in repair.changes:
-        parts.setdefault(part_of(one), []).append(one)
-    return dict(sorted(parts.items(), key=lambda item: (item[0].delegated, not all(one.revoke for one in item[1]))))
 
 
 def tell_locked(one: AclRepair | DefaultAclChange) -> PgRoleError:

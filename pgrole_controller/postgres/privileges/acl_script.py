@@ -13,7 +13,7 @@ from pgrole_controller.core.errors import NOT_UTF8
 from pgrole_controller.core.privileges import grant_ddl
 from pgrole_controller.core.privileges.acl import ObservedAcl
 from pgrole_controller.postgres.privileges.acl_checks import CHECK_EFFECT, CHECK_EXPECTED
-from pgrole_controller.postgres.privileges.acl_verification import AclRepair
+from pgrole_controller.postgres.privileges.acl_repair import AclRepair
 
 _CATALOGS = ("pg_class", "pg_namespace", "pg_database")
 #: Maximum number of privileges that one message verifies.

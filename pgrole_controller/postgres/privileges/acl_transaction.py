@@ -23,16 +23,9 @@ from pgrole_controller.postgres.privileges.acl_checks import (
 )
 from pgrole_controller.postgres.privileges.acl_locks import HISTORY, LOCK_SECONDS, find_locked_table
 from pgrole_controller.postgres.privileges.acl_read_back import AclReadBack
-from pgrole_controller.postgres.privileges.acl_refusal import (
-    RETRIED,
-    AclPart,
-    Ineffective,
-    as_owner,
-    tell_outdated,
-    tell_postponed,
-)
+from pgrole_controller.postgres.privileges.acl_refusal import RETRIED, Ineffective, tell_outdated, tell_postponed
+from pgrole_controller.postgres.privileges.acl_repair import AclPart, AclRepair, as_owner
 from pgrole_controller.postgres.privileges.acl_script import render_repairs
-from pgrole_controller.postgres.privileges.acl_verification import AclRepair
 from pgrole_controller.postgres.privileges.grant_execution import execute_changes
 from pgrole_controller.postgres.privileges.searches import NOTE_OWN_TRANSACTION
 from pgrole_controller.postgres.trusted_schema import guard_of

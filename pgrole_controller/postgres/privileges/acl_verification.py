@@ -2,23 +2,12 @@
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import TypeAlias
 
 from pgrole_controller.core.ddl import spell_identifier
 from pgrole_controller.core.errors import NOT_UTF8
 from pgrole_controller.core.privileges.acl import AclChange, AclEntry, ObservedAcl
-
-
-@dataclass(frozen=True, slots=True)
-class AclRepair:
-    """All changes of one object, for all grantees, and the ACL that they were decided from.
-
-    Its `entries` are of all `grantees` of `apply_acls`: none of them may lose what no change revokes.
-    """
-
-    observed: ObservedAcl
-    changes: tuple[AclChange, ...]
+from pgrole_controller.postgres.privileges.acl_repair import AclRepair
 
 
 def identity_of(one: ObservedAcl) -> tuple[object, ...]:

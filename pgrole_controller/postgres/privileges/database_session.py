@@ -32,8 +32,8 @@ from pgrole_controller.postgres.privileges.acl_attribution import PatientAttribu
 from pgrole_controller.postgres.privileges.acl_batches import GiveWay, go_on
 from pgrole_controller.postgres.privileges.acl_catalog import read_older
 from pgrole_controller.postgres.privileges.acl_checks import prepare_checks
+from pgrole_controller.postgres.privileges.acl_repair import AclRepair
 from pgrole_controller.postgres.privileges.acl_transaction import AclDialect, AppliedAcls
-from pgrole_controller.postgres.privileges.acl_verification import AclRepair
 from pgrole_controller.postgres.privileges.database_schema import DatabaseInstallation, inspect_database
 from pgrole_controller.postgres.privileges.ddl_events import (
     PRUNED_AT_ONCE,

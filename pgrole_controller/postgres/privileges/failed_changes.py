@@ -10,9 +10,8 @@ from weakref import WeakKeyDictionary
 from pgrole_controller.core.errors import PgRoleError, Reason
 from pgrole_controller.core.privileges.acl import DefaultAclChange
 from pgrole_controller.postgres.connection import Connection
-from pgrole_controller.postgres.privileges.acl_locks import key_of
-from pgrole_controller.postgres.privileges.acl_refusal import AclPart, Postponed, tell_postponed
-from pgrole_controller.postgres.privileges.acl_verification import AclRepair
+from pgrole_controller.postgres.privileges.acl_refusal import Postponed, tell_postponed
+from pgrole_controller.postgres.privileges.acl_repair import AclPart, AclRepair, key_of
 
 #: Maximum number of failed changes remembered.
 _MOST_FAILED = 100_000
