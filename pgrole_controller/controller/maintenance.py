@@ -107,7 +107,7 @@ class Maintenance:
 
     def _take_left(self) -> set[str]:
         """Notes the databases that are no longer served. Returns those that are admitted."""
-        left = self._databases.take_left()
+        left = self._databases.take_abandoned()
         if self._installed is not None:
             self._installed |= left
         return {name for name in left if self._admits(name)}

@@ -25,7 +25,7 @@ from pgrole_controller.postgres.connection import Connection, has_raw_names
 from pgrole_controller.postgres.database_claims import DatabaseClaims
 from pgrole_controller.postgres.privileges.acl_catalog import read_database
 from pgrole_controller.postgres.privileges.acl_rows import CATALOGS
-from pgrole_controller.postgres.privileges.stored_state import split_mark
+from pgrole_controller.postgres.privileges.stored_state import split_origin
 from pgrole_controller.postgres.rows import fetch
 from pgrole_controller.postgres.schema import SchemaState
 from pgrole_controller.postgres.session import Session
@@ -166,7 +166,7 @@ async def read_privileges(
         rows = await fetch(connection, queries.inspect("applied_digests"), list(oids))
         applied = {}
         for row in rows:
-            digest, _ = split_mark(row.get("digest", str))
+            digest, _ = split_origin(row.get("digest", str))
             applied[row.get("role", int)] = row.get("holder", str), digest
     observed = await read_database(connection, oids, reach.creators, reach.touches, reach.has_columns)
     return observed, applied

@@ -56,7 +56,7 @@ from pgrole_controller.postgres.privileges.acl_transaction import AclTransaction
 from pgrole_controller.postgres.privileges.database_session import DatabaseSession
 from pgrole_controller.postgres.privileges.ddl_events import EventReader, PrivilegeRead, Scope
 from pgrole_controller.postgres.privileges.searches import LONGEST_PAUSE_SECONDS, UnexplainedWrites
-from pgrole_controller.postgres.privileges.stored_state import split_mark
+from pgrole_controller.postgres.privileges.stored_state import split_origin
 from pgrole_controller.postgres.server_catalog import HeldQuestion, read_owning, read_unheld
 from tests.integration.database_world import (
     DEADLINE,
@@ -1158,7 +1158,7 @@ async def test_a_privilege_that_policy_denied_and_later_allows_is_not_drift(
     notes = [note for reason, note in world.news() if reason is News.PRIVILEGES_EXTENDED]
     assert any("b.denied" in note for note in notes)
     query = "SELECT digest FROM pgrole.applied WHERE role_oid = $1"
-    stored, _ = split_mark(await world.hand.fetchval(query, world.oid))
+    stored, _ = split_origin(await world.hand.fetchval(query, world.oid))
     assert stored == declared.digest_of(world.database)
 
 

@@ -406,7 +406,7 @@ async def test_reported_drift_stays_although_nothing_stores_what_was_applied(thr
         left = set[str]()
 
         def are_left() -> bool:
-            left.update(served.take_left())
+            left.update(served.take_abandoned())
             return left == {*names}
 
         await three.wait(are_left, "no role names them")
@@ -486,8 +486,8 @@ async def test_what_is_given_up_is_revoked_and_the_database_left(
         three.declare(first)
         await three.wait(lambda: [one.name for one in served.states()] == [first], "the others are left")
         await three.wait(lambda: served.storing() <= {first}, "the others are not served")
-        assert served.take_left() == set(others), "their events are pruned from now on"
-        assert served.take_left() == set()
+        assert served.take_abandoned() == set(others), "their events are pruned from now on"
+        assert served.take_abandoned() == set()
         record = SessionRecord(monkeypatch)
         three.declare(*three.names)
         await three.wait_settled(*three.names)

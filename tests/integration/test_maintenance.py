@@ -137,7 +137,7 @@ async def test_events_are_pruned_in_a_database_that_was_served_for_less_than_an_
     async with maintenance_of(server, lambda: DatabasesConfig(("left_*", "postgres"))) as maintenance:
         await maintenance.tend_all()
         left = await make_database(server)
-        monkeypatch.setattr(maintenance._databases, "take_left", lambda: {left})
+        monkeypatch.setattr(maintenance._databases, "take_abandoned", lambda: {left})
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(maintenance.run)
             await anyio.sleep(0.2)

@@ -26,15 +26,15 @@ def read(
 def test_after_a_complete_read_that_an_event_caused_only_what_is_recent_is_read_at_once() -> None:
     reads = CompleteReads()
     assert read(reads, FAR, 100.0, 0.5) == FAR
-    assert reads.due == math.inf
+    assert reads.due_at == math.inf
     assert read(reads, FAR, 101.0, 0.1) == replace(FAR, scope=Scope.RECENT)
-    assert reads.due == 105.0
+    assert reads.due_at == 105.0
     assert read(reads, NAMED, 102.0, 0.1) == NAMED
     found = read(reads, NAMED, 105.0, 0.5)
     assert (found.scope, found.names, found.defaults) == (Scope.FULL, NAMED.names, True)
-    assert reads.due == math.inf
+    assert reads.due_at == math.inf
     assert read(reads, FAR, 106.0, 0.1).scope is Scope.RECENT
-    assert reads.due == 110.0
+    assert reads.due_at == 110.0
 
 
 def test_the_pause_is_bounded_and_what_no_event_asked_for_begins_none() -> None:
@@ -51,7 +51,7 @@ def test_a_forced_read_includes_what_was_put_off_and_a_fingerprint_is_never_put_
     assert read(reads, EVERYTHING, 101.5, 0.1) == EVERYTHING
     assert read(reads, FAR, 102.0, 0.1).scope is Scope.RECENT
     assert read(reads, EVERYTHING, 102.1, 0.1, forced=True) == EVERYTHING | FAR
-    assert reads.due == math.inf
+    assert reads.due_at == math.inf
 
 
 def test_further_reads_use_a_tenth_of_the_time_and_waiting_roles_are_due_after_the_pause() -> None:
@@ -72,16 +72,16 @@ def test_further_reads_use_a_tenth_of_the_time_and_waiting_roles_are_due_after_t
 
 def test_checks_of_the_database_use_a_tenth_of_the_time_and_a_request_waits_for_the_next() -> None:
     checks = DatabaseChecks()
-    assert (checks.take(100.0), checks.due) == (False, math.inf)
+    assert (checks.take(100.0), checks.due_at) == (False, math.inf)
     checks.request()
     assert checks.take(100.0)
     checks.note(100.0, 100.1)
     checks.request()
     assert not checks.take(100.9)
     checks.note(100.9, 100.95)
-    assert checks.due == pytest.approx(101.0)
+    assert checks.due_at == pytest.approx(101.0)
     assert checks.take(101.0)
-    assert (checks.take(101.0), checks.due) == (False, math.inf)
+    assert (checks.take(101.0), checks.due_at) == (False, math.inf)
 
 
 def test_what_a_role_waits_for_is_looked_for_after_the_pause() -> None:

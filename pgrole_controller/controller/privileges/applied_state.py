@@ -25,7 +25,7 @@ def restore_applied(
     if found is None or found.holder != one.grantee.holder_in(database):
         set_applied(one, AppliedState(), database)
         return
-    declaration, moved = found.digest, found.made_for != (session.identity.system_identifier, oid)
+    declaration, moved = found.declaration, found.made_for != (session.identity.system_identifier, oid)
     if moved and found.made_for is not None:
         declaration = _translate(declaration, one.grantee, database, found.made_for[1])
     set_applied(one, AppliedState(declaration, found.drift_count, found.approve_handled, moved), database)

@@ -157,7 +157,7 @@ class DatabaseWorker:
     @property
     def asked_at(self) -> float:
         """From when on there is something to read, on the loop's clock; -inf: already."""
-        return -math.inf if self._everything or self._changed else min(self._checks.due, self._next_retry)
+        return -math.inf if self._everything or self._changed else min(self._checks.due_at, self._next_retry)
 
     @property
     def _next_retry(self) -> float:
@@ -332,7 +332,7 @@ class DatabaseWorker:
             else:
                 rest = _REST.longer(rest)
             resync_at = resynced_at + self._context.config().resync_seconds
-            due = min(resync_at, self._next_retry, self._complete_reads.due, self._checks.due)
+            due = min(resync_at, self._next_retry, self._complete_reads.due_at, self._checks.due_at)
             with anyio.move_on_after(max(due - anyio.current_time(), 0.0)):
                 await self._wake.wait()
             await anyio.sleep(max(began + max(COALESCE_SECONDS, rest) - anyio.current_time(), 0.0))

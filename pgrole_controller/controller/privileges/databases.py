@@ -89,7 +89,7 @@ class Databases:
         self._ending: dict[str, anyio.Lock] = {}  # of workers that are no longer served, and may still be at work
         self._changed_at: dict[str, float] = {}  # by database, in former sessions
         self._remembered: dict[str, PrivilegeMemory] = {}  # of former workers of databases that roles still name
-        self._left: set[str] = set()
+        self._abandoned: set[str] = set()
         self._unstored: list[RecordedDrift] = []  # of databases that are no longer served, or taken in vain
         self._rotation = DatabaseRotation(config, self._note_turn)
         self._told: dict[str, tuple[str, str]] = {}  # why databases are refused: all their roles were told this
@@ -195,20 +195,20 @@ class Databases:
 
     def forget_server(self) -> None:
         """Forgets the drifts, recorded or not, and what was applied: they were another server's."""
-        self._unstored, self._left, self._remembered = [], set(), {}
+        self._unstored, self._abandoned, self._remembered = [], set(), {}
 
-    def take_left(self) -> set[str]:
+    def take_abandoned(self) -> set[str]:
         """Returns the databases that are no longer served since the last call, and may have a part of schema pgrole."""
-        left, self._left = self._left - self._served.keys(), set()
-        return left
+        abandoned, self._abandoned = self._abandoned - self._served.keys(), set()
+        return abandoned
 
     def states(self) -> list[DatabaseState]:
         """The state of every database that published roles name, sorted by name."""
-        some = self._config().databases
+        databases = self._config().databases
         polled = sum(served.scope is None for served in self._served.values())
         in_turn = (
             f"polled in turn, like {polled} of {len(self._served)} databases, since PgServer.spec.databases.max is "
-            f"{some.max if some else 0}: raise it to have changes noticed sooner"
+            f"{databases.max if databases else 0}: raise it to have changes noticed sooner"
         )
         names, templates = sorted(self._grantees.databases(self._config().name)), self._templates()
         return [self._state(name, in_turn, templates) for name in names]
@@ -266,8 +266,10 @@ class Databases:
 
     def _refuse(self, database: str, templates: frozenset[str], *, declared: bool = True) -> Refused | None:
         """`declared`: by a spec, rather than by former ones."""
-        some = self._config().databases
-        policy = PrivilegePolicy() if some is None else PrivilegePolicy(None, some.match, some.but, templates)
+        databases = self._config().databases
+        policy = PrivilegePolicy()
+        if databases is not None:
+            policy = PrivilegePolicy(None, databases.match, databases.but, templates)
         return check_database(policy, database, declared=declared)
 
     def _forget(self, name: str) -> None:
@@ -275,7 +277,7 @@ class Databases:
         served.worker.forgotten = True
         self.keep_unstored(served.worker.memory.drifts.take_unstored())
         self._remembered[name] = served.worker.memory.of_next_worker()
-        self._left.add(name)
+        self._abandoned.add(name)
         if served.busy.locked():
             self._ending[name] = served.busy
         self._rotation.remove(name)

@@ -138,7 +138,7 @@ class PrivilegeMemory:
             return False
         return known.failure is None and (known.missed is not None or grantee.key in self._resting)
 
-    def unsettled(self) -> frozenset[Key]:
+    def needing_complete_read(self) -> frozenset[Key]:
         """Returns the roles for which a partial read does not suffice."""
         return frozenset(
             key for key, one in self._roles.items() if one.reported or one.failure is not None or one.is_contested

@@ -43,8 +43,8 @@ class AuthorDrift(NamedTuple):
 
 @dataclass(slots=True)
 class PrivilegeProgress:
-    """One role during a round. `changes`: without those that are held back. `told`: drift that the changes correct.
-    `newly_reported`: what the decision leaves as it is, and was not announced yet. `reported`: that by author.
+    """One role during a round. `changes`: without those that are held back. `to_correct`: drift that the changes
+    correct. `newly_reported`: what the decision leaves as it is, and was not announced yet. `reported`: that by author.
     `corrected`: drift that was corrected in this round. `approval`: which the changes are made for. `decided`: the
     number of the read that it was last decided about. `refused`: marks of what PostgreSQL refused since then, drift
     excepted; None: nothing failed, or some for a reason that may pass by itself. `touched`: a partial read suffices to
@@ -57,7 +57,7 @@ class PrivilegeProgress:
     decision: PrivilegeDecision = field(default_factory=PrivilegeDecision)
     changes: tuple[AclChange, ...] = ()
     default_changes: tuple[DefaultAclChange, ...] = ()
-    told: tuple[AuthorDrift, ...] = ()
+    to_correct: tuple[AuthorDrift, ...] = ()
     newly_reported: tuple[PrivilegeDifference, ...] = ()
     reported: tuple[tuple[DriftAuthor, tuple[PrivilegeDifference, ...]], ...] = ()
     corrected: list[PrivilegeDrift] = field(default_factory=list)
@@ -72,8 +72,8 @@ class PrivilegeProgress:
 
     def note_reported(self) -> None:
         """Notes what of the reported drift is new. All of it is put into words, which takes long if it is much."""
-        told = self.role.told or ()
-        self.newly_reported = tuple(one for one in self.decision.reported if one.words not in told)
+        announced = self.role.announced or ()
+        self.newly_reported = tuple(one for one in self.decision.reported if one.words not in announced)
 
     def hold_back(self, grantors: frozenset[str]) -> None:
         """Leaves out what would undo drift of these grantors. What is missing on new objects is still granted."""
@@ -128,7 +128,7 @@ class PrivilegeProgress:
         return [one for one in self.decision.drift if one.granted_by not in self.held and one not in left]
 
     @property
-    def left(self) -> list[PrivilegeDifference]:
+    def unattributed(self) -> list[PrivilegeDifference]:
         """Drift that is held back, or to be reported, and whose author is not noted yet."""
         if not (self.held or self.decision.reported):
             return []

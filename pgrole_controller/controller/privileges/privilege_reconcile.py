@@ -81,12 +81,12 @@ class RoundContext:
 
 @dataclass(frozen=True, slots=True)
 class SettledRoles:
-    """The results of `PrivilegeReconcile.settle`. `left`: not decided about, because of large_rounds.MOST_CHANGES.
+    """The results of `PrivilegeReconcile.settle`. `undecided`: not decided about, because of large_rounds.MOST_CHANGES.
     `unclear`: a partial read did not suffice for a report on these. `read`: as in PrivilegeMemory.settle.
     """
 
     results: Sequence[PrivilegeResult] = ()
-    left: Sequence[Grantee] = ()
+    undecided: Sequence[Grantee] = ()
     unclear: Set[Key] = frozenset()
     read: frozenset[ObjectId] | None = None
 
@@ -117,7 +117,7 @@ class PrivilegeReconcile:
         """
         if not grantees:
             return SettledRoles()
-        complete, left = to_read.scope is Scope.FULL, list[Grantee]()
+        complete, undecided = to_read.scope is Scope.FULL, list[Grantee]()
         read = await self._read(grantees, to_read)
         found = None if complete else frozenset(one.object.id for one in read.observed.acls)
         every = some = await self._begin(await self._screening.choose(grantees, read.observed))
@@ -132,7 +132,7 @@ class PrivilegeReconcile:
                 await turns.share()
             number = await self._decide(some, read, large_rounds.MOST_CHANGES if turn == 1 else sys.maxsize)
             if number < len(some):
-                left = [one.grantee for one in some[number:]]
+                undecided = [one.grantee for one in some[number:]]
                 every = some = some[:number]
             some = await self._correct(some, read, complete=complete, last=turn == PASSES)
             if not some:
@@ -149,7 +149,7 @@ class PrivilegeReconcile:
             }
         self._measure_repair()
         results = await self._finish(every, found, read.previous, complete=complete)
-        return SettledRoles(results, left, unclear, found)
+        return SettledRoles(results, undecided, unclear, found)
 
     def _measure_repair(self) -> None:
         if self._repaired_at > self._since:
@@ -162,7 +162,7 @@ class PrivilegeReconcile:
     ) -> list[PrivilegeResult]:
         """`found`: as SettledRoles.read. `previous`: as in RoundRead."""
         turns, results = Turns(), list[PrivilegeResult]()
-        with anyio.CancelScope(shield=True):  # what is noted as told is reported
+        with anyio.CancelScope(shield=True):  # what is noted as announced is reported
             for one in every:
                 if one.is_applied:
                     self._interruptions.note_applied(one.grantee.key)
@@ -252,7 +252,7 @@ class PrivilegeReconcile:
         """
 
         def correct(one: PrivilegeProgress, found: Sequence[AuthorDifferences]) -> None:
-            one.told = tuple(AuthorDrift(self._describe(by, each), each, by) for by, each in found)
+            one.to_correct = tuple(AuthorDrift(self._describe(by, each), each, by) for by, each in found)
 
         def report(one: PrivilegeProgress, found: Sequence[AuthorDifferences]) -> None:
             one.reported = tuple(found)
@@ -262,7 +262,7 @@ class PrivilegeReconcile:
 
         asked = [(one, drift, correct) for one in some if one.has_changes and (drift := one.drift)]
         asked += [(one, list(new), report) for one in some if observed.complete and (new := one.newly_reported)]
-        asked += [(one, drift, leave) for one in some if (drift := one.left)]
+        asked += [(one, drift, leave) for one in some if (drift := one.unattributed)]
         if not asked:
             return
         every = await find_authors([(one, differences) for one, differences, _ in asked], observed, self._session)
@@ -306,13 +306,13 @@ class PrivilegeReconcile:
             one.error = None if one.has_changes else one.error
         give_way = partial(self._give_way, some)
         applied = await self._records.apply(some, repairs, defaults, read.oids, whole=read.whole, give_way=give_way)
-        if applied.stored and any(one.told for one in some):
+        if applied.stored and any(one.to_correct for one in some):
             self._repaired_at = anyio.current_time()
         for one in some:
             note_failures(one, applied)
         if applied.failed:
             for one in some:
-                one.told = tuple(self._keep_succeeded(one, applied))
+                one.to_correct = tuple(self._keep_succeeded(one, applied))
             if not applied.stored:
                 await self._records.apply(some)
         for one in some:
@@ -324,7 +324,7 @@ class PrivilegeReconcile:
 
     def _keep_succeeded(self, one: PrivilegeProgress, applied: AppliedAcls) -> Iterator[AuthorDrift]:
         """Yields what was corrected, described without the rest. Notes who caused the rest."""
-        for drift, differences, by in one.told:
+        for drift, differences, by in one.to_correct:
             done = tuple(each for each in differences if is_done(each, one.grantee.oid, applied))
             one.role.note_authors(dict.fromkeys(set(differences).difference(done), by), one.decided)
             if done:
@@ -334,7 +334,7 @@ class PrivilegeReconcile:
         """Notes the results of a transaction that had changes of this role."""
         self._count(one)
         database, corrected, announced = self._session.database, set[str](), len(one.news)
-        for drift, differences, _ in one.told:
+        for drift, differences, _ in one.to_correct:
             corrected.update(difference.granted_by for difference in differences)
             one.corrected.append(drift)
             one.role.last_drifts = tuple(one.corrected)
@@ -348,12 +348,12 @@ class PrivilegeReconcile:
             one.news[announced:] = [mention_approval(news, one.approval) for news in one.news[announced:]]
         handled = one.approval.value if one.approval else one.applied.approve_handled
         stale = one.applied.stale and not one.decision.applied
-        count = one.applied.drift_count + bool(one.told)
+        count = one.applied.drift_count + bool(one.to_correct)
         set_applied(one, AppliedState(one.declaration, count, handled, stale), database)
         if not self._session.stores:
             self._memory.applied[one.grantee.oid] = one.applied
-            self._memory.drifts.note_unstored(self._records.record_told(one))
-        one.told = ()
+            self._memory.drifts.note_unstored(self._records.record_corrections(one))
+        one.to_correct = ()
 
     def _result(self, one: PrivilegeProgress, previous: int, *, complete: bool) -> PrivilegeResult:
         self._count(one)
@@ -370,7 +370,7 @@ class PrivilegeReconcile:
         unrecorded = self._memory.drifts
         note_record = unrecorded.note_waiting if self._session.stores else unrecorded.note_unstored
         drifts: list[PrivilegeDrift] = []
-        first = one.role.told is None
+        first = one.role.announced is None
         for by, differences in one.reported:
             drift = self._describe(by, differences, corrected=False)
             drifts.append(drift)
@@ -379,7 +379,7 @@ class PrivilegeReconcile:
             occasion = f"{by.login}\0{drift.time.isoformat()}" if by.login or not first else ""
             record = self._records.record(one.grantee, drift, by)
             note_record([replace(record, key=key, occasion=occasion, standing=first)])
-        one.role.told = frozenset(difference.words for difference in one.decision.reported)
+        one.role.announced = frozenset(difference.words for difference in one.decision.reported)
         if drifts:
             one.role.last_drifts = tuple(drifts)
 

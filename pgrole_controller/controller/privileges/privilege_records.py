@@ -91,7 +91,7 @@ class RoundRecords:
         """
         statements: list[str] = []
         for one in some if self.session.stores else ():
-            if one.needs_storing or one.told or (one.approval is not None and one.error is None):
+            if one.needs_storing or one.to_correct or (one.approval is not None and one.error is None):
                 statements.append(self._store(one))
             if one.approval is not None:
                 holder = one.grantee.holder_in(self.session.database)
@@ -101,12 +101,12 @@ class RoundRecords:
     def _store(self, one: PrivilegeProgress) -> str:
         grantee, server = one.grantee, self.session.identity.system_identifier
         holder = grantee.holder_in(self.session.database)
-        drift = shorten_drift(one.told[-1].drift) if one.told else None
+        drift = shorten_drift(one.to_correct[-1].drift) if one.to_correct else None
         return build_applied_statement(server, grantee.oid, grantee.role_name, holder, one.declaration, drift)
 
-    def record_told(self, one: PrivilegeProgress) -> list[RecordedDrift]:
+    def record_corrections(self, one: PrivilegeProgress) -> list[RecordedDrift]:
         """What this role's repairs corrected."""
-        return [self.record(one.grantee, each.drift, each.by) for each in one.told]
+        return [self.record(one.grantee, each.drift, each.by) for each in one.to_correct]
 
     def record(self, grantee: Grantee, drift: PrivilegeDrift, by: DriftAuthor) -> RecordedDrift:
         return RecordedDrift(
@@ -134,18 +134,18 @@ class RoundRecords:
         the history, it is recorded later. Raises PgRoleError.
         """
         session, drifts = self.session, self.drifts
-        told = [record for one in some for record in self.record_told(one)] if session.stores else []
-        history = build_record_statement(told, self.history) if told and not drifts.failed else ""
+        corrections = [record for one in some for record in self.record_corrections(one)] if session.stores else []
+        history = build_record_statement(corrections, self.history) if corrections and not drifts.failed else ""
         applied = await session.apply(
             repairs, defaults, grantees, self.build(some), history=history, whole=whole, give_way=give_way
         )
-        if told and applied.stored:
+        if corrections and applied.stored:
             drifts.recorded = True
             if applied.unrecorded is not None:
                 extra = {"database": session.database, "error": applied.unrecorded.message}
                 log.warning("drifts are recorded later", extra=extra)
             if applied.unrecorded is not None or not history:
-                drifts.note_waiting(told, anyio.current_time() + RECORD_SECONDS)
+                drifts.note_waiting(corrections, anyio.current_time() + RECORD_SECONDS)
         return applied
 
     async def record_waiting(self) -> None:

@@ -87,14 +87,14 @@ async def run_round(
         first = await reconcile.settle([one for one in grantees if one.key in reads.changed], to_read)
         await note(first.results)
         complete = reads.complete | memory.further.admit(frozenset(first.unclear), now)
-        complete |= {one.key for one in first.left}
+        complete |= {one.key for one in first.undecided}
         waiting: Sequence[Grantee] = [one for one in grantees if one.key in complete]
         memory.further.begin(complete)  # before the reads: what is announced from now on asks for another
         began = anyio.current_time()
         while waiting:
             settled = await reconcile.settle(waiting, EVERYTHING | to_read)
             await note(settled.results)
-            waiting = settled.left
+            waiting = settled.undecided
         if complete and to_read.scope is not Scope.FULL:
             memory.further.note(began, anyio.current_time())
         if complete | reads.changed >= everyone:
@@ -112,7 +112,7 @@ def _choose_reads(
     """`keys`: roles for which everything has to be read."""
     memory, database = context.memory, context.session.database
     everyone = frozenset(one.key for one in grantees)
-    unclear = memory.unsettled() if to_read.is_needed else frozenset[Key]()
+    unclear = memory.needing_complete_read() if to_read.is_needed else frozenset[Key]()
     if to_read.dropped:
         unclear |= memory.waiting() | find_dependent(grantees, database, to_read.dropped)
     complete = keys | memory.further.admit(unclear, now)

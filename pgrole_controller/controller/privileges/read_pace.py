@@ -57,7 +57,7 @@ class CompleteReads:
     _counts: bool = False  # the last one is a complete read that an event caused
 
     @property
-    def due(self) -> float:
+    def due_at(self) -> float:
         return self._rest.ends if self._owed.is_needed else math.inf
 
     def moderate(self, to_read: PrivilegeRead, now: float, *, forced: bool) -> PrivilegeRead:
@@ -89,13 +89,13 @@ class DatabaseChecks:
         self.requested = True
 
     @property
-    def due(self) -> float:
+    def due_at(self) -> float:
         """When the requested one may begin, on the loop's clock."""
         return self._rest.ends if self.requested else math.inf
 
     def take(self, now: float) -> bool:
         """Whether to check now. Call `note` afterwards."""
-        self._taken = now >= self.due
+        self._taken = now >= self.due_at
         if self._taken:
             self.requested = False
         return self._taken

@@ -52,8 +52,8 @@ class RoleMemory:
     granted (`PrivilegeDifference.granted_by`), so that a role that keeps reverting repairs delays no other repair.
     `pending`, `reported`, `declarable` (some of `reported` is), `confirmed`: from the last complete read. `failure`:
     the last other error, until a complete read ends without one. `obstacle`: the last contest or failure, and the
-    number of the read that met it. `told`: what was announced as reported; None: not known, as before the first
-    complete read. `last_drifts`: as in PrivilegeResult. `offer`: what can be approved.
+    number of the read that met it. `announced`: drift that was, and is left as it is; None: not known, as
+    before the first complete read. `last_drifts`: as in PrivilegeResult. `offer`: what can be approved.
 
     `missed`: objects that were new when the role was granted nothing on them: it rested (Grantee.rests), or the grant
     failed. None: not known, as before the role's first complete read. `settled`: number of the last complete read after
@@ -76,7 +76,7 @@ class RoleMemory:
     confirmed: bool = False
     failure: PgRoleError | None = None
     obstacle: tuple[PgRoleError | None, int] = (None, 0)
-    told: frozenset[str] | None = None
+    announced: frozenset[str] | None = None
     last_drifts: tuple[PrivilegeDrift, ...] = ()
     offer: PrivilegeOffer | None = None
     missed: frozenset[ObjectId] | None = None

@@ -80,7 +80,7 @@ class SmallRounds:
         self._turns = Turns()
         self._begins = anyio.current_time() + _SHORT_SECONDS
         self._looked_at = anyio.current_time()
-        self._left = PrivilegeRead()
+        self._unread = PrivilegeRead()
         self._skipped: set[Key] = set()
         self._unclear: set[Key] = set()
         self._new: set[ObjectId] = set()
@@ -109,11 +109,11 @@ class SmallRounds:
         some = [one for one in self._grantees if one.key not in self._busy]
         if some and self._is_small(to_read):
             if self._busy or to_read.dropped or any(one.adoptee is not None for one in published.values()):
-                self._left |= to_read
+                self._unread |= to_read
                 self._skipped |= self._busy
             await self._run(some, to_read, since)
         else:
-            self._left |= to_read
+            self._unread |= to_read
 
     async def run_beside(self, call: Callable[[], Awaitable[_T]], key: Key | None = None) -> _T:
         """Runs small rounds until `call` returns. Raises its errors, and those of `give_way`."""
@@ -149,14 +149,14 @@ class SmallRounds:
         reconcile = PrivilegeReconcile(self._context, everyone=len(some), since=since)
         settled = await reconcile.settle(some, to_read)
         read = settled.read or frozenset()
-        left = {one.key for one in settled.left}
-        if left:
-            self._left |= to_read
-            self._skipped |= left
-        self._unclear |= settled.unclear | (memory.unsettled() & {one.key for one in some})
+        undecided = {one.key for one in settled.undecided}
+        if undecided:
+            self._unread |= to_read
+            self._skipped |= undecided
+        self._unclear |= settled.unclear | (memory.needing_complete_read() & {one.key for one in some})
         new = memory.select_new(read)
         memory.settle_everyone(read)
-        memory.add_missed(self._busy | left, new)
+        memory.add_missed(self._busy | undecided, new)
         self._new |= new
         self._counts |= {result.key: result.drift_count for result in settled.results}
         if to_read.scope is Scope.RECENT:
@@ -170,4 +170,4 @@ class SmallRounds:
         memory.add_missed(self._skipped, self._new)
         if self._unclear:
             memory.further.put_off(frozenset(self._unclear))
-        self._context.session.read_again(self._left)
+        self._context.session.read_again(self._unread)

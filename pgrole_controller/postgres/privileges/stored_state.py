@@ -4,8 +4,8 @@ time it is by the server's clock.
 A partial read asks for it together with something else, in one row that omits long values, and all of them in a
 database with many roles. `read_left_out` reads these for the few roles that are decided about.
 
-After a declaration's text, a mark `@SERVER:OID` tells for which role of which server it was stored. So what a logical
-restore brought is not lost where the role has another oid.
+After a declaration's text, its origin, `@SERVER:OID`, tells for which role of which server it was stored. So what a
+logical restore brought is not lost where the role has another oid.
 """
 
 import json
@@ -31,18 +31,18 @@ log = logging.getLogger(__name__)
 MOST_BESIDE = 100
 
 #: At the end of the text. Anyone who may write the table may have written another.
-_MARK = re.compile(r" @(\d{1,20}):(\d{1,10})$", re.ASCII)
+_ORIGIN = re.compile(r" @(\d{1,20}):(\d{1,10})$", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
-class AppliedDigest:
+class StoredDeclaration:
     """What was last applied for one role in a database, by `holder` (`Grantee.holder_in`). `last_drift`: as the
     repairing transaction stored it; only with a full read. `made_for`: system identifier and oid of the role that the
-    digest is about; None: not known.
+    declaration is about; None: not known.
     """
 
     holder: str
-    digest: str
+    declaration: str
     drift_count: int
     approve_handled: str = ""
     last_drift: Mapping[str, object] | None = None
@@ -57,7 +57,7 @@ class StoredState:
 
     suspended: bool
     at: datetime
-    _applied: Mapping[int, AppliedDigest]
+    _applied: Mapping[int, StoredDeclaration]
     incomplete: bool = False
 
     @classmethod
@@ -67,7 +67,7 @@ class StoredState:
         incomplete = stores and row.get("left_out", bool)
         return cls(row.get("suspended", bool), row.get("at", datetime), applied, incomplete)
 
-    def find(self, role: int) -> AppliedDigest | None:
+    def find(self, role: int) -> StoredDeclaration | None:
         """Returns what was last applied for the role with this oid; None if nothing was, or if the row omitted it."""
         return self._applied.get(role)
 
@@ -80,14 +80,14 @@ def ask_state(roles: Sequence[int], home: str, *, stores: bool) -> SingleRow:
 
 
 def build_applied_statement(
-    server: int, role: int, name: str, holder: str, digest: str, drift: Mapping[str, object] | None
+    server: int, role: int, name: str, holder: str, declaration: str, drift: Mapping[str, object] | None
 ) -> str:
     """Stores what was applied for a role, and counts `drift` if it was corrected with it: at most 2 KiB of JSON.
 
     `server`: its system identifier. `name`: of the role, which need not be UTF-8. The texts of `drift` are legible, and
     sent as they are: a database of encoding SQL_ASCII accepts no escaped character in jsonb.
     """
-    counted, text = int(drift is not None), digest and f"{digest} @{server}:{role}"
+    counted, text = int(drift is not None), declaration and f"{declaration} @{server}:{role}"
     told = None if drift is None else json.dumps(drift, ensure_ascii=False)
     values = (role, storable(name), holder, text, counted, told)
     return f"SELECT pgrole.store_applied({', '.join(map(literal, values))})"
@@ -98,9 +98,9 @@ def build_approval_statement(role: int, holder: str, handled: str) -> str:
     return f"SELECT pgrole.store_approval({role}, {literal(holder)}, {literal(handled)})"
 
 
-def split_mark(text: str) -> tuple[str, tuple[int, int] | None]:
+def split_origin(text: str) -> tuple[str, tuple[int, int] | None]:
     """Returns the declaration's text, and for which role it was stored, as `made_for`."""
-    found = _MARK.search(text)
+    found = _ORIGIN.search(text)
     return (text, None) if found is None else (text[: found.start()], (int(found[1]), int(found[2])))
 
 
@@ -139,21 +139,21 @@ async def read_state(connection: Connection, roles: Sequence[int], home: str, *,
     return StoredState(row.get("suspended", bool), row.get("at", datetime), dict(_read_applied(rows)))
 
 
-def _read_short(row: Row) -> Iterator[tuple[int, AppliedDigest]]:
+def _read_short(row: Row) -> Iterator[tuple[int, StoredDeclaration]]:
     roles = row.some("roles", int)
     columns = (row.texts("holders"), row.texts("digests"), row.some("drift_counts", int), row.texts("handled"))
     if any(len(column) != len(roles) for column in columns):
         raise row.wrong("roles")
-    return zip(roles, map(_make_digest, *columns), strict=True)
+    return zip(roles, map(_make_declaration, *columns), strict=True)
 
 
-def _read_applied(rows: Iterable[Row]) -> Iterator[tuple[int, AppliedDigest]]:
+def _read_applied(rows: Iterable[Row]) -> Iterator[tuple[int, StoredDeclaration]]:
     for row in rows:
         role = row.find("role", int)
         if role is not None:
             yield (
                 role,
-                _make_digest(
+                _make_declaration(
                     row.text("holder"),
                     row.text("digest"),
                     row.get("drift_count", int),
@@ -163,11 +163,11 @@ def _read_applied(rows: Iterable[Row]) -> Iterator[tuple[int, AppliedDigest]]:
             )
 
 
-def _make_digest(
+def _make_declaration(
     holder: str, text: str, drift_count: int, handled: str, last_drift: Mapping[str, object] | None = None
-) -> AppliedDigest:
-    digest, made_for = split_mark(text)
-    return AppliedDigest(holder, digest, drift_count, handled, last_drift, made_for)
+) -> StoredDeclaration:
+    declaration, made_for = split_origin(text)
+    return StoredDeclaration(holder, declaration, drift_count, handled, last_drift, made_for)
 
 
 def _ask_suspended(home: str) -> SingleRow:
