@@ -218,7 +218,7 @@ def _differences_of(change: AclChange | DefaultAclChange) -> Iterator[PrivilegeD
 
 
 def is_done(difference: PrivilegeDifference, grantee: int, applied: AppliedAcls) -> bool:
-    """Whether it was removed. `grantee`: oid of the role."""
+    """Whether the difference was corrected. `grantee`: oid of the role."""
     if difference.object is None:
         return not any(
             one.grantee == grantee

@@ -92,7 +92,9 @@ class SettledRoles:
 
 
 class PrivilegeReconcile:
-    """Hold the session's lock. `everyone`: the number of roles that the database has. `since`: as in Notice."""
+    """The reconciles of one round. Hold the session's lock. `everyone`: the number of roles that the database has.
+    `since`: as in Notice.
+    """
 
     def __init__(
         self, context: RoundContext, *, everyone: int, since: float, interruptions: Interruptions | None = None

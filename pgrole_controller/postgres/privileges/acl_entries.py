@@ -23,7 +23,7 @@ MOST_ENTRIES = 10_000
 #: Catalogs of the named objects. What others have is only reported.
 _NAMED = ("pg_class", "pg_proc", "pg_namespace", "pg_database")
 
-#: Number of grantees that can hold every privilege of an object in a part.
+#: Maximum number of grantees in a part: each can hold every privilege of the object, and the answer lacks none.
 _GRANTEES = 1_000
 
 #: Maximum number of entries of the columns of one table, which could be millions. The others are read once these are
@@ -37,7 +37,9 @@ ColumnEntries: TypeAlias = tuple[list[AclEntry], dict[str, int]]
 async def read_long_acls(
     connection: Connection, question: str, groups: Sequence[AclGroup], grantees: Collection[int]
 ) -> Mapping[int, tuple[AclEntry, ...]]:
-    """All entries of those of these groups that have too many, by place. `question`: objects.sql of named objects."""
+    """Returns all entries of the groups whose rows lack some, by the place of the group. `question`: objects.sql of
+    named objects.
+    """
     found: dict[int, tuple[AclEntry, ...]] = {}
     for place, group in enumerate(groups):
         if len(grantees) > _GRANTEES and group.oids and group.catalog in _NAMED and _is_cut(group.row):

@@ -103,7 +103,9 @@ class AclReadBack:
 
 
 def _state_of(repair: AclRepair, acl: ObservedAcl) -> tuple[object, ...]:
-    """What has to be the same when the repair is made. `seen` leaves columns out. No read finds all of an owner's."""
+    """Returns what has to be the same when the repair is made. `seen` leaves columns out. Of the owner's entries on
+    columns, no read finds all.
+    """
     grantees = {change.grantee for change in repair.changes} - {acl.object.owner}
     columns = frozenset(entry for entry in acl.entries if entry.column and entry.grantee in grantees)
     return *identity_of(acl), acl.seen, columns

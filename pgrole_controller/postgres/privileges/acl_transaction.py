@@ -38,8 +38,8 @@ _PARTS_SECONDS = 1.0
 class AclDialect:
     """How to change privileges in one database.
 
-    `version`: server_version_num. `fence`: this process's leadership in this database; None: nothing is installed
-    there. `enforcing`: this process leads only according to the database, since Kubernetes cannot be reached.
+    `version`: server_version_num. `fence`: this process's leadership in this database; None: no other process
+    can lead. `enforcing`: this process leads only according to the database, since Kubernetes cannot be reached.
     `spared`: no event trigger fires in this session. `whole`: the objects were read for every role, so that what a
     transaction reads back is not read again.
     """

@@ -260,10 +260,10 @@ class EventReader:
         self._rows = ()
 
     async def find_authors(self, rows: Collection[ChangedRow]) -> dict[ChangedRow, DriftAuthor]:
-        """Who changed those of these rows that a transaction wrote whose events the last call of `read` that found any
-        returned, since `forget`, and explain the change.
+        """Returns who changed these rows, as far as the last events tell that `read` found since `forget`: those of the
+        transaction that wrote the row, if they explain the change.
 
-        Rows that a subtransaction wrote are left out: events of older transactions may explain them, too. So are those
+        Leaves out rows that a subtransaction wrote, since events of older transactions may explain them, too, and rows
         that an earlier event explains better. Raises PgRoleError.
         """
         if len(self._rows) >= MOST_EVENTS:

@@ -55,7 +55,7 @@ class FailedChanges:
     def separate(self, some: Sequence[T], size: int) -> list[Sequence[T]]:
         """Returns parts of at most this size, each in the same order: first of what belongs to owners of whom nothing
         failed, then of what else did not fail, and then of the rest, beginning with what was not tried for longest. No
-        part has of both.
+        part mixes these groups.
         """
         owners = frozenset(owner for owner, _ in self._owners.values())
         turns = {key: turn for turn, key in enumerate(self._owners)}

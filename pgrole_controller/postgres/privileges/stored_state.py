@@ -1,8 +1,8 @@
 """What one database tells: what was last applied for each role, whether a superuser suspended all changes, and what
 time it is by the server's clock.
 
-A partial read asks for it together with something else, in one row that omits long values, and all of them in a
-database with many roles. `read_left_out` reads these for the few roles that are decided about.
+A partial read asks for it together with something else, in one row. The row omits long values, and in a database with
+many roles all values. `read_left_out` reads what it omits, for the few roles that are decided about.
 
 After a declaration's text, its origin, `@SERVER:OID`, tells for which role of which server it was stored. So what a
 logical restore brought is not lost where the role has another oid.
