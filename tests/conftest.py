@@ -25,7 +25,7 @@ from tests import forks, k3s
 from tests.acceptance.order import goes_alone
 from tests.api_server_pool import ApiServerPool
 from tests.initialised import initialised
-from tests.servers import DEFAULT, Servers, missing_docker, read_choice
+from tests.servers import DEFAULT, Servers, create_database, missing_docker, read_choice
 
 SERVERS = pytest.StashKey[Servers]()
 _TESTS = Path(__file__).parent
@@ -217,13 +217,12 @@ async def namespace(api_server: ApiServer) -> str:
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def database(postgres_server: PostgresServer, servers: Servers) -> AsyncIterator[str]:
+async def database(postgres_server: PostgresServer) -> AsyncIterator[str]:
     """A new empty database for one test; its DSN, as superuser."""
     name = f"test_{secrets.token_hex(4)}"
-    cheaply = "STRATEGY file_copy" if servers.version >= 15 else ""  # halves the CPU; the default before 15
     connection = await asyncpg.connect(postgres_server.dsn())
     try:
-        await connection.execute(f'CREATE DATABASE "{name}" {cheaply}')
+        await create_database(connection, name)
         yield postgres_server.dsn(database=name)
         await connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
     finally:

@@ -11,6 +11,7 @@ import anyio.to_thread
 import pytest
 
 from pgrole_controller.local.postgres import DEFAULT_VERSION, SUPERUSER, PostgresServer, Stop, postgres
+from pgrole_controller.postgres.connection import Connection
 from tests.initialised import UNSAFE, Original, copied
 
 if TYPE_CHECKING:
@@ -75,6 +76,12 @@ def read_choice(text: str) -> Servers:
         known = ", ".join(map(str, VERSIONS))
         raise pytest.UsageError(f"--postgres {text}: a version ({known}) or docker:VERSION is expected")
     return Servers(int(version), docker=place == "docker")
+
+
+async def create_database(connection: Connection, name: str, options: str = "") -> None:
+    """Creates a database for a fifth less CPU than by the default strategy. `options` follow WITH."""
+    cheaply = "STRATEGY file_copy" if connection.get_server_version().major >= 15 else ""  # the only one before 15
+    await connection.execute(f'CREATE DATABASE "{name}" WITH {cheaply} {options}')
 
 
 def missing_docker() -> str | None:

@@ -13,6 +13,7 @@ from pgrole_controller.postgres.answer_pages import SingleRow
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.privileges.acl_catalog import read_database, read_named_acls_and, read_recent_acls
 from pgrole_controller.postgres.privileges.acl_rows import SchemaFilter
+from tests.servers import create_database
 
 #: Roles of every such database; `owner` owns schema app.
 ROLES = ("owner", "heir", "delegate", "reader", "writer", "stranger")
@@ -57,7 +58,7 @@ async def acl_database(server: PostgresServer, options: str = "") -> AsyncIterat
     home = await asyncpg.connect(server.dsn())
     names = {role: f"{role}_{suffix}" for role in ROLES}
     try:
-        await home.execute(f'CREATE DATABASE "{database}" {options}')
+        await create_database(home, database, options)
         await home.execute("".join(f"CREATE ROLE {name};" for name in names.values()))
         beside = await asyncpg.connect(server.dsn(database=database))
         try:

@@ -32,6 +32,7 @@ from pgrole_controller.postgres.capabilities import identify
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.privileges.database_schema import install_database
 from pgrole_controller.postgres.privileges.database_session import DatabaseSession
+from tests.servers import create_database
 
 DEADLINE = 45.0
 SERVER = "default"
@@ -166,7 +167,7 @@ async def make_template(server: PostgresServer, home: Connection) -> str:
     """A database with schema pgrole: copying it costs a fifth of installing the schema."""
     name = "with_pgrole"
     if not await home.fetchval("SELECT EXISTS (SELECT FROM pg_database WHERE datname = $1)", name):
-        await home.execute(f"CREATE DATABASE {name}")
+        await create_database(home, name)
         async with connect(Endpoint(server.dsn(database=name)), "test") as connection:
             await install_database(connection, allowed=True)
     return name
@@ -176,7 +177,7 @@ async def make_template(server: PostgresServer, home: Connection) -> str:
 async def make_world(server: PostgresServer) -> AsyncIterator[DatabaseWorkerWorld]:
     name = f"n{secrets.token_hex(4)}"
     home = await asyncpg.connect(server.dsn())
-    await home.execute(f"CREATE DATABASE {name} TEMPLATE {await make_template(server, home)}")
+    await create_database(home, name, f"TEMPLATE {await make_template(server, home)}")
     await home.execute(
         f"CREATE ROLE {name}_reader; CREATE ROLE {name}_second; CREATE ROLE {name}_alice LOGIN SUPERUSER PASSWORD 'a'"
     )

@@ -29,6 +29,7 @@ from pgrole_controller.postgres.privileges.database_opening import open_database
 from pgrole_controller.postgres.privileges.database_session import DatabaseSession
 from pgrole_controller.postgres.session import Session
 from tests.integration.database_world import DEADLINE, KEY, POLICY, READ, SERVER, WRITE, make_template
+from tests.servers import create_database
 
 
 class DatabasesWorld:
@@ -170,7 +171,7 @@ async def make_databases(server: PostgresServer, number: int) -> AsyncIterator[D
     made = DatabasesWorld(server, home, f"{prefix}_reader", oid)
     async with AsyncExitStack() as stack:
         for name in (f"{prefix}_{letter}" for letter in "abcdefgh"[:number]):
-            await home.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
+            await create_database(home, name, f"TEMPLATE {template}")
             made.hands[name] = await asyncpg.connect(server.dsn(database=name))
             stack.push_async_callback(made.hands[name].close)
             await made.hands[name].execute("CREATE SCHEMA app; CREATE TABLE app.orders (id int)")

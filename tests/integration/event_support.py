@@ -10,6 +10,7 @@ import asyncpg
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
+from tests.servers import create_database
 
 PEOPLE = ("alice", "bob", "carol")
 
@@ -47,7 +48,7 @@ async def event_database(server: PostgresServer, *, options: str = "") -> AsyncI
             if not await admin.fetchval("SELECT true FROM pg_roles WHERE rolname = $1", person):
                 await admin.execute(f"CREATE ROLE {person} LOGIN SUPERUSER PASSWORD 'pw'")
         await admin.execute("ALTER ROLE reader NOSUPERUSER")
-        await admin.execute(f"CREATE DATABASE {name} {options}")
+        await create_database(admin, name, options)
         stack.push_async_callback(admin.execute, f"DROP DATABASE {name} WITH (FORCE)")
         reading = await stack.enter_async_context(connect(Endpoint(server.dsn(database=name)), "work"))
         await reading.execute("".join(f"CREATE TABLE public.{table} (id int, note text);" for table in "abcdefgh"))

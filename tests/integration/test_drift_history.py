@@ -25,6 +25,7 @@ from pgrole_controller.postgres.drift_history import (
 from pgrole_controller.postgres.history_listing import list_drifts
 from pgrole_controller.postgres.history_maintenance import copy_all, copy_history, prune, prune_history
 from pgrole_controller.postgres.schema import install
+from tests.servers import create_database
 
 CONFIG = HistoryConfig()
 BY = DriftAuthor(
@@ -47,7 +48,7 @@ async def other(postgres_server: PostgresServer) -> AsyncIterator[Connection]:
     async with AsyncExitStack() as stack:
         admin = await asyncpg.connect(postgres_server.dsn())
         stack.push_async_callback(admin.close)
-        await admin.execute(f"CREATE DATABASE {name}")
+        await create_database(admin, name)
         stack.push_async_callback(admin.execute, f"DROP DATABASE {name} WITH (FORCE)")
         connection = await stack.enter_async_context(connect(Endpoint(postgres_server.dsn(database=name)), "work"))
         await connection.execute(queries.install_database())

@@ -20,6 +20,7 @@ from pgrole_controller.postgres.session import Session, run_session
 from pgrole_controller.postgres.watch import ChangeCallbacks
 from tests.integration.sql_support import MISMATCHES
 from tests.releases import BEFORE
+from tests.servers import create_database
 
 #: Everything that is called or written by name, one line each, with all that its callers depend on.
 PARTS = """
@@ -96,7 +97,7 @@ async def connection(database: str) -> AsyncIterator[Connection]:
 async def other(database: str, connection: Connection) -> AsyncIterator[Connection]:
     """A session in a second database."""
     name = f"{await connection.fetchval('SELECT current_database()')}_other"
-    await connection.execute(f'CREATE DATABASE "{name}"')
+    await create_database(connection, name)
     async with connect(Endpoint(f"{database}_other"), "test") as made:
         yield made
     await connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
