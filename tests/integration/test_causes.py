@@ -80,8 +80,8 @@ async def test_a_connection_that_is_closed_at_once_is_lost() -> None:
         assert await cause_at(at("127.0.0.1", port=port)) is Cause.LOST
 
 
-async def test_rejected_credentials_back_off(own_postgres: PostgresServer) -> None:
-    endpoint = at("127.0.0.1", port=own_postgres.port, password="wrong")
+async def test_rejected_credentials_back_off(server: PostgresServer) -> None:
+    endpoint = at("127.0.0.1", port=server.port, password="wrong")
     assert await cause_at(endpoint) is Cause.OTHER
     assert await cause_at(replace(endpoint, hosts=("127.0.0.1", "localhost"))) is Cause.OTHER
 
@@ -160,54 +160,54 @@ async def terminate(server: PostgresServer, purpose: str) -> None:
 
 
 @pytest.mark.parametrize("purpose", ["work", "listen", "watch", "%"])
-async def test_a_session_whose_backend_is_terminated_is_lost(own_postgres: PostgresServer, purpose: str) -> None:
+async def test_a_session_whose_backend_is_terminated_is_lost(server: PostgresServer, purpose: str) -> None:
     async def work(session: Session) -> None:
-        await terminate(own_postgres, purpose)
+        await terminate(server, purpose)
         while True:
             await session.read_database_name()
             await anyio.sleep(0.01)
 
-    assert await end_session(own_postgres, work) is Cause.LOST
+    assert await end_session(server, work) is Cause.LOST
 
 
-async def test_a_standbys_session_whose_backend_is_terminated_is_lost(own_postgres: PostgresServer) -> None:
+async def test_a_standbys_session_whose_backend_is_terminated_is_lost(server: PostgresServer) -> None:
     async def stand_by() -> None:
-        await terminate(own_postgres, "work")
+        await terminate(server, "work")
         await anyio.sleep_forever()
 
     async def work(_: Session) -> None:
         raise AssertionError("it never leads")
 
     candidate = Candidate("here", "me", lambda: False, stand_by, stand_by)
-    assert await end_session(own_postgres, work, candidate) is Cause.LOST
+    assert await end_session(server, work, candidate) is Cause.LOST
 
 
 async def test_a_server_that_hangs_during_a_session_backs_off(
-    own_postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+    server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session_module, "BEAT_PERIOD", 0.1)
     monkeypatch.setattr(session_module, "_SUSPENDED_SECONDS", 0.2)
 
     async def work(_: Session) -> None:
-        own_postgres.pause()
+        server.pause()
         await anyio.sleep_forever()
 
     try:
-        assert await end_session(own_postgres, work) is Cause.OTHER
+        assert await end_session(server, work) is Cause.OTHER
     finally:
-        own_postgres.resume()
+        server.resume()
 
 
-async def test_a_session_that_the_controller_refuses_backs_off(own_postgres: PostgresServer) -> None:
+async def test_a_session_that_the_controller_refuses_backs_off(server: PostgresServer) -> None:
     async def conflict(_: Session) -> None:
         raise Refused(Reason.CONFLICT, "an older PgServer declares the same server")
 
     async def overtaken(_: Session) -> None:
         raise Transient(Reason.PROGRESSING, "another process leads")
 
-    assert await end_session(own_postgres, conflict) is Cause.OTHER
-    assert await end_session(own_postgres, overtaken) is Cause.OVERTAKEN
+    assert await end_session(server, conflict) is Cause.OTHER
+    assert await end_session(server, overtaken) is Cause.OVERTAKEN
 
 
-async def test_a_missing_home_database_backs_off(own_postgres: PostgresServer) -> None:
-    assert await cause_at(Endpoint(own_postgres.dsn(database="missing"))) is Cause.OTHER
+async def test_a_missing_home_database_backs_off(server: PostgresServer) -> None:
+    assert await cause_at(Endpoint(server.dsn(database="missing"))) is Cause.OTHER

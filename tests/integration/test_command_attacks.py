@@ -259,38 +259,42 @@ async def test_commands_run_no_code_of_the_owner_of_the_tables_that_they_read(
     await admin.close()
 
 
-@pytest.mark.parametrize(
-    ("schema_owner", "table_owner", "reader", "readable"),
-    [
-        ("postgres", "postgres", "looker", True),
-        ("maker", "maker", "looker", True),
-        ("maker", "maker", "maker", True),
-        ("plain", "plain", "plain", True),
-        ("maker", "maker", "postgres", False),
-        ("plain", "plain", "looker", False),
-        ("plain", "postgres", "postgres", False),
-        ("plain", "postgres", "looker", False),
-        ("postgres", "plain", "postgres", False),
-    ],
+#: Owners of schema and table, who reads, and whether the table is readable.
+OWNERS = (
+    ("postgres", "postgres", "looker", True),
+    ("maker", "maker", "looker", True),
+    ("maker", "maker", "maker", True),
+    ("plain", "plain", "plain", True),
+    ("maker", "maker", "postgres", False),
+    ("plain", "plain", "looker", False),
+    ("plain", "postgres", "postgres", False),
+    ("plain", "postgres", "looker", False),
+    ("postgres", "plain", "postgres", False),
 )
+
+
 async def test_a_table_is_read_only_if_no_untrusted_owner_could_replace_it_meanwhile(
-    schema_owner: str, table_owner: str, reader: str, *, readable: bool, own_postgres: PostgresServer
+    own_postgres: PostgresServer,
 ) -> None:
     """`maker` has CREATEROLE, as the controller's role does; `plain` has no attribute."""
     admin = await asyncpg.connect(own_postgres.dsn())
-    await admin.execute(f"""
+    await admin.execute("""
         CREATE ROLE maker LOGIN CREATEROLE PASSWORD 'm'; CREATE ROLE plain LOGIN PASSWORD 'm';
         CREATE ROLE looker LOGIN PASSWORD 'm'; ALTER ROLE postgres PASSWORD 'm';
         CREATE SCHEMA pgrole; CREATE TABLE pgrole.claim (privileges text);
-        GRANT USAGE ON SCHEMA pgrole TO PUBLIC; GRANT SELECT ON pgrole.claim TO PUBLIC;
-        ALTER SCHEMA pgrole OWNER TO {schema_owner}; ALTER TABLE pgrole.claim OWNER TO {table_owner}
+        GRANT USAGE ON SCHEMA pgrole TO PUBLIC; GRANT SELECT ON pgrole.claim TO PUBLIC
     """)
+    for schema_owner, table_owner, reader, readable in OWNERS:
+        await admin.execute(
+            f"ALTER SCHEMA pgrole OWNER TO {schema_owner}; ALTER TABLE pgrole.claim OWNER TO {table_owner}"
+        )
+        async with (
+            connect(Endpoint(own_postgres.dsn(reader, password="m")), "test") as connection,
+            reading_table(connection, "claim") as found,
+        ):
+            state = (found.exists, found.permitted, found.readable, found.unsafe)
+            assert state == (True, True, readable, not readable), (schema_owner, table_owner, reader)
     await admin.close()
-    async with (
-        connect(Endpoint(own_postgres.dsn(reader, password="m")), "test") as connection,
-        reading_table(connection, "claim") as found,
-    ):
-        assert (found.exists, found.permitted, found.readable, found.unsafe) == (True, True, readable, not readable)
 
 
 async def test_read_only_commands_write_nothing(servers: Servers, tmp_path: Path) -> None:
