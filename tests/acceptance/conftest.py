@@ -137,15 +137,19 @@ def namespaces(api_server: ApiServer) -> NamespacePool:
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def stage(
-    request: pytest.FixtureRequest, namespaces: NamespacePool, own_postgres: PostgresServer, tmp_path: Path
-) -> AsyncIterator[Stage]:
-    """For tests that break things: they share nothing but the API server, and their namespace is as good as new."""
+async def lent_kube(request: pytest.FixtureRequest, namespaces: NamespacePool) -> AsyncIterator[Kube]:
+    """A namespace as good as new, for a controller of the test's own."""
     failed = request.session.testsfailed
     async with namespaces.lend() as kube:
-        yield Stage(kube, own_postgres, tmp_path)
+        yield kube
         if request.session.testsfailed > failed:
             namespaces.abandon(kube)
+
+
+@pytest.fixture
+def stage(lent_kube: Kube, own_postgres: PostgresServer, tmp_path: Path) -> Stage:
+    """For tests that break things: they share nothing but the API server, and their namespace is as good as new."""
+    return Stage(lent_kube, own_postgres, tmp_path)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")

@@ -6,11 +6,10 @@ from pathlib import Path
 import asyncpg
 import pytest_asyncio
 
-from pgrole_controller.local.apiserver import ApiServer
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.local.process import reached
 from tests.acceptance.test_privileges_keep import PrivilegePlace, make_place
-from tests.acceptance.world import PATIENCE, running, says
+from tests.acceptance.world import PATIENCE, Kube, running, says
 from tests.servers import Servers
 
 
@@ -21,9 +20,9 @@ async def postgres(servers: Servers) -> AsyncIterator[PostgresServer]:
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def place(api_server: ApiServer, postgres: PostgresServer, tmp_path: Path) -> AsyncIterator[PrivilegePlace]:
+async def place(lent_kube: Kube, postgres: PostgresServer, tmp_path: Path) -> AsyncIterator[PrivilegePlace]:
     """Table hr.people belongs to no role of the namespace; TRIGGER there is beyond the policy."""
-    async with make_place(api_server, postgres, tmp_path) as made:
+    async with make_place(lent_kube, postgres, tmp_path) as made:
         await made.hand.execute(f"CREATE SCHEMA hr; CREATE TABLE hr.people (id int); CREATE ROLE {made.name}_old")
         yield made
         await made.hand.execute(f"DROP OWNED BY {made.name}_old")

@@ -8,10 +8,9 @@ import pytest
 import pytest_asyncio
 
 from pgrole_controller.core.approval import APPROVE
-from pgrole_controller.local.apiserver import ApiServer
 from pgrole_controller.local.postgres import PostgresServer
 from tests.acceptance.test_privileges_keep import PrivilegePlace, make_place
-from tests.acceptance.world import Json, running, says
+from tests.acceptance.world import Json, Kube, running, says
 from tests.servers import Servers
 
 pytestmark = pytest.mark.slow
@@ -26,8 +25,8 @@ async def postgres(servers: Servers) -> AsyncIterator[PostgresServer]:
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def place(api_server: ApiServer, postgres: PostgresServer, tmp_path: Path) -> AsyncIterator[PrivilegePlace]:
-    async with make_place(api_server, postgres, tmp_path) as made:
+async def place(lent_kube: Kube, postgres: PostgresServer, tmp_path: Path) -> AsyncIterator[PrivilegePlace]:
+    async with make_place(lent_kube, postgres, tmp_path) as made:
         yield made
 
 

@@ -11,10 +11,9 @@ import anyio
 import asyncpg
 import pytest
 
-from pgrole_controller.local.apiserver import ApiServer
 from pgrole_controller.postgres.connection import Connection
 from tests.acceptance.test_privileges_keep import PrivilegePlace, make_place
-from tests.acceptance.world import Json, running
+from tests.acceptance.world import Json, Kube, running
 from tests.servers import Servers
 
 pytestmark = pytest.mark.slow
@@ -59,9 +58,9 @@ WHERE relnamespace = 'app'::regnamespace AND relkind = 'r' AND has_table_privile
 
 
 async def test_the_first_grant_and_its_end_make_no_statement_of_others_fail(
-    api_server: ApiServer, servers: Servers, tmp_path: Path
+    lent_kube: Kube, servers: Servers, tmp_path: Path
 ) -> None:
-    async with servers.run() as postgres, make_place(api_server, postgres, tmp_path) as place:
+    async with servers.run() as postgres, make_place(lent_kube, postgres, tmp_path) as place:
         await _fill(place)
         async with running(place.controller()):
             await place.kube.apply("owner", name=place.owner, adopt=True)

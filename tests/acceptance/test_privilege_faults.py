@@ -17,7 +17,7 @@ from pgrole_controller.local.process import reached
 from tests.acceptance.privileges import CONTROLLER_ROLE, PASSWORD, role_sql
 from tests.acceptance.replicas import replicas
 from tests.acceptance.test_privileges_keep import PrivilegePlace, make_place
-from tests.acceptance.world import PATIENCE, Controller, Json, Stage, condition, running, says
+from tests.acceptance.world import PATIENCE, Controller, Json, Kube, Stage, condition, make_kube, running, says
 from tests.servers import Servers
 
 pytestmark = pytest.mark.slow
@@ -33,8 +33,8 @@ async def postgres(servers: Servers) -> AsyncIterator[PostgresServer]:
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def place(api_server: ApiServer, postgres: PostgresServer, tmp_path: Path) -> AsyncIterator[PrivilegePlace]:
-    async with make_place(api_server, postgres, tmp_path) as made:
+async def place(lent_kube: Kube, postgres: PostgresServer, tmp_path: Path) -> AsyncIterator[PrivilegePlace]:
+    async with make_place(lent_kube, postgres, tmp_path) as made:
         yield made
 
 
@@ -376,7 +376,8 @@ async def test_two_clusters_repair_their_own_roles_in_one_database(
 
 @asynccontextmanager
 async def make_second(place: PrivilegePlace, api_server: ApiServer) -> AsyncIterator[PrivilegePlace]:
-    async with make_place(api_server, place.postgres, place.folder.parent / "second") as other:
+    kube = await make_kube(api_server)
+    async with make_place(kube, place.postgres, place.folder.parent / "second") as other:
         (place.folder.parent / "second").mkdir(exist_ok=True)
         yield other
 

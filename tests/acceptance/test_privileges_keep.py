@@ -12,7 +12,6 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
-from pgrole_controller.local.apiserver import ApiServer
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.local.process import reached
 from pgrole_controller.postgres.connection import Connection
@@ -23,7 +22,6 @@ from tests.acceptance.world import (
     Kube,
     condition,
     is_ready,
-    make_kube,
     remove,
     running,
     says,
@@ -88,14 +86,14 @@ class PrivilegePlace:
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def place(api_server: ApiServer, postgres: PostgresServer, tmp_path: Path) -> AsyncIterator[PrivilegePlace]:
-    async with make_place(api_server, postgres, tmp_path) as made:
+async def place(lent_kube: Kube, postgres: PostgresServer, tmp_path: Path) -> AsyncIterator[PrivilegePlace]:
+    async with make_place(lent_kube, postgres, tmp_path) as made:
         yield made
 
 
 @asynccontextmanager
-async def make_place(api_server: ApiServer, postgres: PostgresServer, folder: Path) -> AsyncIterator[PrivilegePlace]:
-    kube, name = await make_kube(api_server), f"n{secrets.token_hex(4)}"
+async def make_place(kube: Kube, postgres: PostgresServer, folder: Path) -> AsyncIterator[PrivilegePlace]:
+    name = f"n{secrets.token_hex(4)}"
     home = await asyncpg.connect(postgres.dsn())
     await home.execute(f"CREATE DATABASE {name}")
     hand = await asyncpg.connect(postgres.dsn(database=name))
