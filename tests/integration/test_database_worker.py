@@ -61,6 +61,7 @@ from pgrole_controller.postgres.server_catalog import HeldQuestion, read_owning,
 from tests.integration.database_world import (
     DEADLINE,
     KEY,
+    OTHER,
     POLICY,
     READ,
     SERVER,
@@ -1760,51 +1761,6 @@ async def test_two_people_in_one_round_are_both_named(world: DatabaseWorkerWorld
     await world.home.execute(f"DROP ROLE {bob}")
 
 
-@pytest.mark.parametrize(
-    "later",
-    [
-        "ALTER TABLE app.orders ADD COLUMN later int",
-        "ALTER TABLE app.orders SET (fillfactor = 70)",
-        "GRANT SELECT ON app.orders TO pg_monitor",
-        "BEGIN; CREATE TABLE app.bobs (id int); TRUNCATE app.orders; COMMIT",
-        "GRANT UPDATE (id) ON app.orders TO {second}",
-    ],
-)
-@pytest.mark.parametrize("live", [False, True])
-async def test_a_later_writer_of_a_row_is_not_blamed_for_anothers_grant(
-    world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch, later: str, live: bool
-) -> None:
-    sessions = note_sessions(monkeypatch)
-    bob = world.role.replace("reader", "bob")
-    await world.home.execute(f"CREATE ROLE {bob} LOGIN SUPERUSER PASSWORD 'a'")
-    session = await asyncpg.connect(world.server.dsn(bob, password="a", database=world.database))
-    world.declare(READ)
-    world.declare_other(READ)
-
-    async def change() -> None:
-        await as_alice(world, f"GRANT DELETE ON app.orders TO {world.role}")
-        await session.execute(later.format(second=world.other))
-
-    async with world.working():
-        await world.wait_settled()
-        if live:
-            async with sessions[0].lock:  # nothing is read before both have committed
-                await change()
-            await world.wait(lambda result: result.drift_count == 1)
-    if not live:
-        await change()
-        async with world.working():
-            await world.wait(lambda result: result.drift_count == 1)
-    await session.close()
-    result = world.result
-    assert result is not None
-    assert result.last_drift is not None
-    by = result.last_drift.by
-    # bob's GRANT on a column leaves alice's transaction in the table's row, which proves hers
-    assert (by.login, by.proof) == (world.alice, Evidence.TRANSACTION if "(id)" in later else Evidence.SESSION)
-    await world.hand.execute(f"DROP OWNED BY {bob}; DROP ROLE {bob}")
-
-
 @asynccontextmanager
 async def logged_in_as_bob(world: DatabaseWorkerWorld) -> AsyncIterator[Connection]:
     bob = world.role.replace("reader", "bob")
@@ -1828,10 +1784,10 @@ async def attribute(
     otherwise it starts afterwards.
     """
     sessions = note_sessions(monkeypatch)
-    grantee = world.grantees.get(SERVER, KEY)
-    assert grantee is not None
+    grantees = [one for key in (KEY, OTHER) if (one := world.grantees.get(SERVER, key)) is not None]
     world.grantees = Grantees()  # without earlier results
-    world.grantees.publish(SERVER, grantee)
+    for grantee in grantees:
+        world.grantees.publish(SERVER, grantee)
 
     async def change() -> None:
         for session, statement in statements:
@@ -1858,66 +1814,97 @@ async def attribute(
 DELETE_GRANTED = "DELETE on table app.orders was granted"
 
 
+async def renew_orders(world: DatabaseWorkerWorld) -> None:
+    """Replaces table app.orders and forgets what happened and was applied before, as in a new database."""
+    await world.hand.execute(
+        "DELETE FROM pgrole.ddl_event; DELETE FROM pgrole.applied;"
+        "DROP TABLE app.orders; CREATE TABLE app.orders (id int, total int, name text)"
+    )
+
+
 @pytest.mark.parametrize("live", [False, True])
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ("GRANT DELETE ON app.orders TO {role}", DELETE_GRANTED),
-        ('grant all privileges on "app"."orders" to {role}', DELETE_GRANTED),
-        ("GRANT /* ON */ INSERT, Delete ON ALL TABLES IN SCHEMA app TO {role}", DELETE_GRANTED),
-        ("REVOKE SELECT ON app.orders FROM {role}", "SELECT on table app.orders was revoked"),
-        (
-            "GRANT SELECT ON app.orders TO {role} WITH GRANT OPTION",
-            "grant option for SELECT on table app.orders was granted",
-        ),
-    ],
-)
-@pytest.mark.parametrize(
-    "later",
-    [
-        "GRANT SELECT (id), UPDATE ON app.orders TO {role}",
-        "REVOKE INSERT ON app.orders FROM {role}",
-        "GRANT SELECT ON ALL TABLES IN SCHEMA app TO {role}",
-        "GRANT UPDATE ON app.orders TO {role} -- and no more",
-        "DO $$ BEGIN GRANT UPDATE ON app.orders TO {role}; END $$",
-        "BEGIN; SAVEPOINT one; GRANT UPDATE ON app.orders TO {role}; RELEASE one; COMMIT",
-    ],
-)
-async def test_who_grants_another_privilege_later_is_not_blamed(
-    world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch, change: str, words: str, later: str, live: bool
+async def test_a_later_writer_of_a_row_is_not_blamed_for_anothers_grant(
+    world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch, live: bool
 ) -> None:
-    if "SELECT ON app.orders" in change and "SELECT" in later:
-        later = later.replace("SELECT", "UPDATE")  # not what the change is about
+    world.declare(READ)
+    world.declare_other(READ)
+    async with logged_in_as_bob(world) as bob:
+        for later in (
+            "ALTER TABLE app.orders ADD COLUMN later int",
+            "ALTER TABLE app.orders SET (fillfactor = 70)",
+            "GRANT SELECT ON app.orders TO pg_monitor",
+            "BEGIN; CREATE TABLE app.bobs (id int); TRUNCATE app.orders; COMMIT",
+            f"GRANT UPDATE (id) ON app.orders TO {world.other}",
+        ):
+            await renew_orders(world)
+            statements = [(None, "GRANT DELETE ON app.orders TO {role}"), (bob, later)]
+            found = await attribute(world, monkeypatch, statements, live=live)
+            # bob's GRANT on a column leaves alice's transaction in the table's row, which proves hers
+            proof = Evidence.TRANSACTION if "(id)" in later else Evidence.SESSION
+            assert found == {DELETE_GRANTED: (world.alice, proof)}, later
+
+
+#: What alice does, and the words for the drift.
+ALICES = [
+    ("GRANT DELETE ON app.orders TO {role}", DELETE_GRANTED),
+    ('grant all privileges on "app"."orders" to {role}', DELETE_GRANTED),
+    ("GRANT /* ON */ INSERT, Delete ON ALL TABLES IN SCHEMA app TO {role}", DELETE_GRANTED),
+    ("REVOKE SELECT ON app.orders FROM {role}", "SELECT on table app.orders was revoked"),
+    (
+        "GRANT SELECT ON app.orders TO {role} WITH GRANT OPTION",
+        "grant option for SELECT on table app.orders was granted",
+    ),
+]
+#: What bob does later.
+BOBS = [
+    "GRANT SELECT (id), UPDATE ON app.orders TO {role}",
+    "REVOKE INSERT ON app.orders FROM {role}",
+    "GRANT SELECT ON ALL TABLES IN SCHEMA app TO {role}",
+    "GRANT UPDATE ON app.orders TO {role} -- and no more",
+    "DO $$ BEGIN GRANT UPDATE ON app.orders TO {role}; END $$",
+    "BEGIN; SAVEPOINT one; GRANT UPDATE ON app.orders TO {role}; RELEASE one; COMMIT",
+]
+
+
+@pytest.mark.parametrize("live", [False, True])
+async def test_who_grants_another_privilege_later_is_not_blamed(
+    world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch, live: bool
+) -> None:
+    """Each change and each later one. What else a text may change: tests/unit/test_recorded_statement.py."""
     world.declare(READ)
     async with logged_in_as_bob(world) as bob:
-        found = await attribute(world, monkeypatch, [(None, change), (bob, later)], live=live)
-    # the row has bob's transaction, so it proves nothing about alice's
-    assert found[words] == (world.alice, Evidence.SESSION)
-    granted = "UPDATE on table app.orders was granted"
-    if "all" not in change and granted in found and not later.startswith(("DO", "BEGIN")):
-        assert found[granted] == (world.role.replace("reader", "bob"), Evidence.TRANSACTION)
+        for number, later in enumerate(BOBS):
+            change, words = ALICES[(number + live) % len(ALICES)]
+            if "SELECT ON app.orders" in change and "SELECT" in later:
+                later = later.replace("SELECT", "UPDATE")  # not what the change is about
+            await renew_orders(world)
+            found = await attribute(world, monkeypatch, [(None, change), (bob, later)], live=live)
+            # the row has bob's transaction, so it proves nothing about alice's
+            assert found[words] == (world.alice, Evidence.SESSION), (change, later)
+            granted = "UPDATE on table app.orders was granted"
+            if "all" not in change and granted in found and not later.startswith(("DO", "BEGIN")):
+                assert found[granted] == (world.role.replace("reader", "bob"), Evidence.TRANSACTION), (change, later)
 
 
 @pytest.mark.parametrize("live", [False, True])
-@pytest.mark.parametrize(
-    "later",
-    [
-        "GRANT SELECT ON app.orders TO {role}",
-        "GRANT UPDATE ON app.orders TO {role}",
-        "GRANT UPDATE ON app.orders TO {role} -- and no more",
-        "DO $$ BEGIN GRANT UPDATE ON app.orders TO {role}; END $$",
-        "BEGIN; SAVEPOINT one; GRANT UPDATE ON app.orders TO {role}; RELEASE one; COMMIT",
-    ],
-)
 async def test_who_changes_two_privileges_of_a_table_in_a_row_is_the_author_of_both(
-    world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch, later: str, live: bool
+    world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch, live: bool
 ) -> None:
     world.declare(READ)
     change = "GRANT DELETE ON app.orders TO {role}"
     async with logged_in_as_bob(world) as bob:
-        found = await attribute(world, monkeypatch, [(bob, change), (None, change), (None, later)], live=live)
-    assert DELETE_GRANTED in found
-    assert set(found.values()) == {(world.alice, Evidence.TRANSACTION)}
+        for later in (
+            "GRANT SELECT ON app.orders TO {role}",
+            "GRANT UPDATE ON app.orders TO {role}",
+            "GRANT UPDATE ON app.orders TO {role} -- and no more",
+            "DO $$ BEGIN GRANT UPDATE ON app.orders TO {role}; END $$",
+            "BEGIN; SAVEPOINT one; GRANT UPDATE ON app.orders TO {role}; RELEASE one; COMMIT",
+        ):
+            await renew_orders(world)
+            statements = [(bob, change), (None, change), (None, later)]
+            found = await attribute(world, monkeypatch, statements, live=live)
+            assert DELETE_GRANTED in found, later
+            assert set(found.values()) == {(world.alice, Evidence.TRANSACTION)}, later
 
 
 @pytest.mark.parametrize("live", [False, True])
@@ -2008,15 +1995,15 @@ async def test_events_are_not_asked_for_again_after_a_look_for_others(
 
 
 @pytest.mark.parametrize("live", [False, True])
-@pytest.mark.parametrize("statement", MIXED)
 async def test_each_kind_of_drift_that_the_benchmark_counts_is_attributed_to_its_transaction(
-    world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch, statement: str, live: bool
+    world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch, live: bool
 ) -> None:
-    await world.hand.execute("ALTER TABLE app.orders ADD COLUMN name text")
     world.declare(READ)
-    statements = [(None, statement.format("app.orders", world.role).replace("{", "{{").replace("}", "}}"))]
-    found = await attribute(world, monkeypatch, statements, live=live)
-    assert list(found.values()) == [(world.alice, Evidence.TRANSACTION)]
+    for statement in MIXED:
+        await renew_orders(world)
+        statements = [(None, statement.format("app.orders", world.role).replace("{", "{{").replace("}", "}}"))]
+        found = await attribute(world, monkeypatch, statements, live=live)
+        assert list(found.values()) == [(world.alice, Evidence.TRANSACTION)], statement
 
 
 async def test_a_statement_that_is_not_among_the_first_of_its_transaction_is_attributed(

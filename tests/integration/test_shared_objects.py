@@ -40,10 +40,16 @@ def authors(world: DatabaseWorkerWorld, key: Key) -> list[tuple[str, Evidence]]:
     return [] if result is None else [(one.by.login, one.by.proof) for one in result.last_drifts]
 
 
-@pytest.mark.parametrize("statement", [GRANTED, HIDDEN])
-@pytest.mark.parametrize("waits", [False, True])
-@pytest.mark.parametrize("reported", [False, True])
-@pytest.mark.parametrize("live", [False, True])
+@pytest.mark.parametrize(
+    ("statement", "reported", "waits", "live"),
+    [  # every pair of values
+        (GRANTED, False, False, False),
+        (GRANTED, True, True, True),
+        (HIDDEN, False, True, True),
+        (HIDDEN, True, False, True),
+        (HIDDEN, True, True, False),
+    ],
+)
 async def test_who_granted_to_two_roles_is_the_author_for_both(
     world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch, statement: str, reported: bool, waits: bool, live: bool
 ) -> None:
