@@ -124,20 +124,27 @@ NAMES = [
 ]
 
 
-@pytest.mark.parametrize("attack", ATTACKS)
-async def test_an_attack_is_refused_with_the_violated_rule_and_changes_nothing(
-    two_teams: TwoTeams, attack: str
-) -> None:
-    spec, reason, words = ATTACKS[attack]
+async def test_an_attack_is_refused_with_the_violated_rule_and_changes_nothing(two_teams: TwoTeams) -> None:
     before = await two_teams.snapshot()
     team = two_teams.teams[0]
-    await team.apply(
-        "attack", **{"adopt": True, "deletionPolicy": "Drop", **two_teams.fill(spec)}, serverRef={"name": SERVER}
+    attacks = {f"attack-{number}": attack for number, attack in enumerate(ATTACKS.values())}
+    await team.apply_all(
+        {
+            name: {
+                "adopt": True,
+                "deletionPolicy": "Drop",
+                **two_teams.fill({**spec, "name": spec["name"].replace("@a_new", f"@a_new_{name}")}),
+                "serverRef": {"name": SERVER},
+            }
+            for name, (spec, _, _) in attacks.items()
+        }
     )
-    await two_teams.refused(team, "attack", reason, *words)
+    for name, (_, reason, words) in attacks.items():
+        await two_teams.refused(team, name, reason, *words)
     assert await two_teams.snapshot() == before
-    await team.delete("attack")
-    await team.wait_gone("attack")
+    await team.delete_each(attacks)
+    for name in attacks:
+        await team.wait_gone(name)
     assert await two_teams.snapshot() == before
 
 
