@@ -90,11 +90,30 @@ KINDS = {
     ),
 }
 
+
+def kinds(*names: str, fast: tuple[str, ...]) -> list[Any]:
+    """The parameters of these kinds; all but those in `fast` are slow."""
+    return [pytest.param(KINDS[name], id=name, marks=[] if name in fast else pytest.mark.slow) for name in names]
+
+
 #: One of each way to keep claims is enough for `make test`.
-PARAMS = [
-    pytest.param(kind, id=name, marks=[] if name in ("watch", "poll without the schema") else pytest.mark.slow)
-    for name, kind in KINDS.items()
-]
+EVERY = kinds(*KINDS, fast=("watch", "poll without the schema"))
+#: Tests of the shared controller, whose kind is "watch", prove the same: test_roles.py, test_drift.py and so on.
+as_everywhere = pytest.mark.parametrize(
+    "running_place", kinds(*KINDS, fast=("poll without the schema",)), indirect=True, scope="module"
+)
+#: What depends on where claims are kept and with which privileges, and not on detection.
+each_way_to_keep_claims = pytest.mark.parametrize(
+    "running_place",
+    kinds(
+        "watch without a superuser",
+        "poll with the schema",
+        "poll without the schema",
+        fast=("poll without the schema",),
+    ),
+    indirect=True,
+    scope="module",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +128,7 @@ class ModePlace:
     version: int
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="session", params=PARAMS)
+@pytest_asyncio.fixture(scope="module", loop_scope="session", params=EVERY)
 async def running_place(
     request: pytest.FixtureRequest, servers: Servers, api_server: ApiServer, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[ModePlace]:
@@ -212,6 +231,7 @@ async def tell(kube: Kube, count: int, drift: Tampering) -> Json:
     return obj
 
 
+@as_everywhere
 async def test_membership_drift_is_repaired(place: ModePlace, role: str) -> None:
     kube, database = place.kube, place.database
     await kube.apply("group", name=f"{role}_group")
@@ -230,6 +250,7 @@ async def test_membership_drift_is_repaired(place: ModePlace, role: str) -> None
     )
 
 
+@as_everywhere
 async def test_a_membership_waits_until_its_role_is_created(place: ModePlace, role: str) -> None:
     await place.kube.apply("app", name=role, memberOf=[{"role": f"{role}_group"}])
     await place.kube.wait_reason("app", "MembershipPending")
@@ -237,6 +258,7 @@ async def test_a_membership_waits_until_its_role_is_created(place: ModePlace, ro
     await place.kube.wait_ready("app")
 
 
+@as_everywhere
 async def test_a_password_follows_its_secret_and_is_restored_if_verifiers_are_readable(
     place: ModePlace, role: str
 ) -> None:
@@ -255,6 +277,7 @@ async def test_a_password_follows_its_secret_and_is_restored_if_verifiers_are_re
         await database.wait_password(role, "second")
 
 
+@as_everywhere
 async def test_a_generated_password_is_delivered_and_survives_a_drift(place: ModePlace, role: str) -> None:
     await declare(place.kube, role, password={"generate": {}}, connectionSecret={"name": "app-connection"})
     secret = await place.kube.wait_secret("app-connection")
@@ -276,6 +299,7 @@ async def test_repeated_drift_is_always_repaired(place: ModePlace, role: str) ->
     await place.kube.wait_for("app", drifts(4), "driftCount 4")
 
 
+@each_way_to_keep_claims
 async def test_a_changed_spec_is_no_drift(place: ModePlace, role: str) -> None:
     await declare(place.kube, role)
     obj = await declare(place.kube, role, connectionLimit=8, comment="changed")
@@ -285,6 +309,7 @@ async def test_a_changed_spec_is_no_drift(place: ModePlace, role: str) -> None:
     assert (row["rolconnlimit"], row["comment"]) == (8, "changed")
 
 
+@as_everywhere
 async def test_policy_report_changes_nothing_and_ends_when_the_drift_is_undone(place: ModePlace, role: str) -> None:
     await declare(place.kube, role, drift={"policy": "Report"})
     await place.database.execute(f"ALTER ROLE {role} CREATEDB")
@@ -295,6 +320,7 @@ async def test_policy_report_changes_nothing_and_ends_when_the_drift_is_undone(p
     assert obj["status"]["driftCount"] == 0
 
 
+@each_way_to_keep_claims
 async def test_an_existing_role_is_not_taken_without_adopt(place: ModePlace, role: str) -> None:
     await place.database.execute(f"CREATE ROLE {role} CREATEDB")
     if place.kind.grants and place.version >= 16:
@@ -307,6 +333,7 @@ async def test_an_existing_role_is_not_taken_without_adopt(place: ModePlace, rol
     await declare(place.kube, role, adopt=True)
 
 
+@each_way_to_keep_claims
 async def test_two_objects_do_not_share_a_role(place: ModePlace, role: str) -> None:
     await declare(place.kube, role)
     await place.kube.apply("late", name=role, adopt=True, comment="another's")
@@ -318,6 +345,7 @@ async def test_two_objects_do_not_share_a_role(place: ModePlace, role: str) -> N
     assert row["comment"] == "as declared"
 
 
+@each_way_to_keep_claims
 async def test_a_renamed_role_whose_name_is_taken_is_refused_until_the_name_is_free(
     place: ModePlace, role: str
 ) -> None:
@@ -341,6 +369,7 @@ async def test_a_role_renamed_to_the_name_in_another_object_is_not_taken_over(pl
     assert obj["status"]["role"]["oid"] != victim["status"]["role"]["oid"]
 
 
+@as_everywhere
 async def test_a_deleted_object_drops_its_role_and_reassigns_its_objects(place: ModePlace, role: str) -> None:
     kube, database = place.kube, place.database
     await kube.apply("heir", name=f"{role}_heir")
@@ -365,6 +394,7 @@ async def test_a_deleted_object_drops_its_role_and_reassigns_its_objects(place: 
     await database.execute(f"DROP DATABASE of_{role}")
 
 
+@each_way_to_keep_claims
 async def test_a_recreated_object_takes_its_retained_role_back(place: ModePlace, role: str) -> None:
     await declare(place.kube, role)
     await place.kube.delete("app")
