@@ -137,15 +137,6 @@ async def test_a_stricter_policy_reports_and_a_looser_one_applies(stage: Stage, 
         await stage.kube.wait_ready("app")
 
 
-async def test_role_names_are_restricted_to_their_namespace(stage: Stage, declared: PgServers, role: str) -> None:
-    async with running(alone(stage), connected=False):
-        await declared.apply("main", stage.postgres, allow={**EVERYTHING, "roleNames": ["{namespace}_*"]})
-        await stage.kube.apply("other", name=role, serverRef={"name": "main"})
-        await stage.kube.apply("own", name=f"{stage.kube.namespace}_app", serverRef={"name": "main"})
-        await stage.kube.wait_for("other", lambda obj: says(obj, "NotAllowed", "spec.name"), "the name is refused")
-        await stage.kube.wait_ready("own")
-
-
 @pytest.mark.slow
 async def test_only_namespaces_with_matching_labels_can_have_roles(
     stage: Stage, declared: PgServers, role: str
