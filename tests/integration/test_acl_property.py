@@ -520,7 +520,7 @@ async def test_one_pass_reaches_any_declarations_after_any_history(
 
 @pytest.mark.slow
 @_CASES
-@settings(max_examples=int(os.environ.get("EXAMPLES", "80")), deadline=None, suppress_health_check=_CHECKS)
+@settings(max_examples=int(os.environ.get("EXAMPLES", "30")), deadline=None, suppress_health_check=_CHECKS)
 async def test_one_pass_reaches_the_declarations_after_many_random_histories(
     db: AclDatabase, history: list[str], reader: DatabasePrivileges, writer: DatabasePrivileges
 ) -> None:

@@ -458,7 +458,7 @@ async def test_an_export_of_a_random_server_recreates_it(
 
 @pytest.mark.slow
 @_CASES
-@settings(max_examples=int(os.environ.get("EXAMPLES", "25")), deadline=None, suppress_health_check=_CHECKS)
+@settings(max_examples=int(os.environ.get("EXAMPLES", "10")), deadline=None, suppress_health_check=_CHECKS)
 async def test_exports_of_many_random_servers_recreate_them(
     pair: tuple[ObservedServer, ObservedServer], events: list[str], exact: bool
 ) -> None:

@@ -144,8 +144,13 @@ async def scene(request: pytest.FixtureRequest, server: PostgresServer) -> Async
 
 
 @pytest.mark.parametrize("superuser", [True, False], ids=["superuser", "no superuser"])
-@pytest.mark.parametrize("meanwhile", list(MEANWHILE))
-@pytest.mark.parametrize("kind", list(CHANGES))
+@pytest.mark.parametrize(
+    ("kind", "meanwhile"),
+    [
+        *((kind, "swapped") for kind in CHANGES),  # another role may have the name for each kind of change
+        *((kind, "made again") for kind in ("attribute", "rename", "drop")),
+    ],
+)
 async def test_no_other_role_is_touched_whatever_is_renamed_meanwhile(
     scene: NamingScene, kind: str, meanwhile: str, superuser: bool
 ) -> None:
