@@ -1,10 +1,7 @@
 """A person approves reported drift: the controller corrects exactly that drift, once."""
 
-import os
 import re
 import secrets
-import subprocess
-import sys
 from typing import Any
 
 import anyio
@@ -16,6 +13,7 @@ from pgrole_controller.core.errors import Refused
 from pgrole_controller.kube.client import Client
 from tests.acceptance.replicas import replicas
 from tests.acceptance.world import Database, Json, Kube, Stage, condition, is_ready, running, says
+from tests.commands import run_command
 
 
 @pytest.fixture
@@ -261,10 +259,10 @@ class TestOwnController:
 
 async def run_approve(kube: Kube, *arguments: str) -> tuple[int, str]:
     """Returns the exit code and what was printed."""
-    command = [sys.executable, "-m", "pgrole_controller", "approve", "app", "-n", kube.namespace, *arguments]
-    environment = {**os.environ, "KUBECONFIG": str(kube.server.kubeconfig)}
-    done = await anyio.run_process([*command], check=False, env=environment, stderr=subprocess.STDOUT)
-    return done.returncode, done.stdout.decode()
+    answer = await run_command(
+        "approve", "app", "-n", kube.namespace, *arguments, KUBECONFIG=str(kube.server.kubeconfig)
+    )
+    return answer.code, answer.err + answer.out
 
 
 class TestTheCommand:

@@ -2,9 +2,7 @@
 takes over at once.
 """
 
-import os
 import secrets
-import sys
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +14,6 @@ import pytest_asyncio
 from pgrole_controller.local.apiserver import ApiServer
 from pgrole_controller.local.manifests import create_namespace
 from pgrole_controller.local.postgres import PostgresServer
-from pgrole_controller.local.process import Process
 from tests.acceptance.world import (
     PATIENCE,
     Controller,
@@ -29,6 +26,7 @@ from tests.acceptance.world import (
     running,
     says,
 )
+from tests.commands import run_command
 from tests.servers import Servers
 
 pytestmark = pytest.mark.slow
@@ -61,18 +59,9 @@ class SharedWorld:
 
     async def claims(self, *arguments: str) -> str:
         """Returns the output of `pgrole-controller claims`, which must succeed."""
-        process = Process(
-            "pgrole-controller",
-            [sys.executable, "-m", "pgrole_controller", "claims", *arguments],
-            self.folder / f"claims-{secrets.token_hex(3)}.log",
-            {**os.environ, "PGROLE_DSN": self.postgres.dsn()},
-        )
-        await process.start()
-        with anyio.fail_after(PATIENCE):
-            code = await process.wait()
-        said = process.log.read_text(encoding="utf-8")
-        assert code == 0, said
-        return said
+        answer = await run_command("claims", *arguments, PGROLE_DSN=self.postgres.dsn())
+        assert answer.code == 0, answer.err
+        return answer.err + answer.out
 
 
 @pytest_asyncio.fixture(loop_scope="session")

@@ -200,11 +200,7 @@ async def test_sigterm_while_postgresql_is_frozen_ends_within_10_seconds(stage: 
     ("arguments", "environment", "words"),
     [
         (["--resync-interval", "soon"], {}, ["--resync-interval", "soon", "30s"]),
-        (["--health-port", "99999"], {}, ["--health-port", "99999"]),
-        ([], {"PGROLE_ALLOW": "flying"}, ["PGROLE_ALLOW", "flying", "createrole"]),
-        ([], {"PGROLE_INSTALL": "perhaps"}, ["PGROLE_INSTALL", "true or false"]),
         ([], {"PGROLE_DSN": "mysql://root:hunter2@db"}, ["PGROLE_DSN", "postgresql://"]),
-        (["--kubeconfig", "/nowhere/config"], {}, ["--kubeconfig", "/nowhere/config"]),
     ],
 )
 async def test_an_invalid_setting_is_refused_by_name(

@@ -17,6 +17,7 @@ import pytest
 import pytest_asyncio
 from rich.cells import cell_len
 
+from pgrole_controller.claims import command
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres.claims import Selection, list_claims, release
@@ -322,7 +323,13 @@ class TestConfirmation:
         assert "--yes" in answer.err
         assert await trial.claims() == BEFORE
 
-    @pytest.mark.parametrize(("typed", "code"), [("y\n", 0), ("yes\n", 0), ("\n", 1), ("no\n", 1), ("\x04", 1)])
+    @pytest.mark.parametrize(("typed", "agreed"), [("Yes", True), ("y", True), ("", False), ("no", False)])
+    def test_only_yes_agrees(self, monkeypatch: pytest.MonkeyPatch, typed: str, agreed: bool) -> None:
+        monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+        monkeypatch.setattr("builtins.input", lambda _prompt: typed)
+        assert command._is_agreed() is agreed
+
+    @pytest.mark.parametrize(("typed", "code"), [("yes\n", 0), ("\x04", 1)])
     async def test_on_a_terminal_the_command_asks_first(self, trial: ClaimsTrial, typed: str, code: int) -> None:
         answer = await run_on_terminal(trial.server.dsn(), typed, "release", "--role", "a1")
         assert answer.code == code

@@ -110,6 +110,26 @@ def test_a_wrong_flag_is_refused_by_the_name_of_the_flag() -> None:
 
 
 @pytest.mark.parametrize(
+    ("flags", "environment", "words"),
+    [
+        ({"resync_interval": "soon"}, {}, ["--resync-interval", "soon", "30s"]),
+        ({"health_port": "99999"}, {}, ["--health-port", "99999"]),
+        ({}, {"PGROLE_ALLOW": "flying"}, ["PGROLE_ALLOW", "flying", "createrole"]),
+        ({}, {"PGROLE_INSTALL": "perhaps"}, ["PGROLE_INSTALL", "true or false"]),
+        ({}, {"PGROLE_DSN": "mysql://root@db"}, ["PGROLE_DSN", "postgresql://"]),
+        ({"kubeconfig": "/nowhere/config"}, {}, ["--kubeconfig", "/nowhere/config"]),
+    ],
+)
+def test_the_message_names_the_value_or_what_is_valid(
+    flags: dict[str, str], environment: dict[str, str], words: list[str]
+) -> None:
+    with pytest.raises(WrongSetting) as caught:
+        read(environment, **flags)
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
     "dsn",
     [
         "mysql://admin:hunter2@host/db",
