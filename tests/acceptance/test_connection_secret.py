@@ -296,17 +296,9 @@ async def test_the_second_object_that_names_a_secret_is_refused(kube: Kube, data
     await database.wait_password(role, text(before))
 
 
+#: Others: tests/unit/test_connection_secret.py.
 REFUSED = {
     "{nonsense} {password}": "{nonsense} is not a field",
-    "{0} {password}": "{0} is not a field",
-    "{} {password}": "{} is not a field",
-    "{password.__class__}": "is not a field",
-    "{password[0]}": "is not a field",
-    "{password!r}": "{password!r} is not a field",
-    "{password:>99999}": "is not a field",
-    "{password:}": "inside the braces",
-    "{password": "contains a single brace",
-    "password}": "contains a single brace",
     "{{password}}": "no key contains the generated password",
 }
 
@@ -343,7 +335,7 @@ async def test_a_key_that_no_secret_can_have_is_refused_by_the_schema(kube: Kube
         await kube.apply("app", name=role, **(GENERATED | {"connectionSecret": secret}))
 
 
-@pytest.mark.parametrize("key", ["..", "..x", "."])
+@pytest.mark.parametrize("key", ["..x", "."])
 async def test_an_invalid_key_that_passes_the_schema_is_refused_on_the_object(kube: Kube, role: str, key: str) -> None:
     await kube.apply("app", name=role, **delivering({"data": {key: "{password}"}}))
     await kube.wait_for("app", lambda obj: says(obj, "InvalidSpec", "not a valid key of a Secret"), "InvalidSpec")
@@ -365,10 +357,7 @@ async def test_hostile_names_are_unchanged_in_the_secret_and_work_in_its_uri(
     await connection.close()
 
 
-@pytest.mark.parametrize("kind", ["labels", "annotations"])
-@pytest.mark.parametrize(
-    "key", ["kubernetes.io/x", "argocd.k8s.io/x", "sub.kubernetes.io/x", "pgrole.dev/hash", "Kubernetes.io/x"]
-)
+@pytest.mark.parametrize(("kind", "key"), [("labels", "argocd.k8s.io/x"), ("annotations", "Kubernetes.io/x")])
 async def test_reserved_labels_and_annotations_are_refused(kube: Kube, role: str, kind: str, key: str) -> None:
     secret = {"name": "delivered", "template": {"metadata": {kind: {key: "x"}}}}
     await kube.apply("app", name=role, **(GENERATED | {"connectionSecret": secret}))

@@ -92,11 +92,6 @@ async def test_a_changed_setting_is_restored(
     [
         ({"no_such_parameter": "1"}, "InvalidSpec", "no_such_parameter"),
         ({"log_statement": "none"}, "NotAllowed", "log_statement"),
-        ({"session_replication_role": "replica"}, "NotAllowed", "session_replication_role"),
-        ({"role": "postgres"}, "NotAllowed", "role"),
-        ({"SESSION_AUTHORIZATION": "postgres"}, "NotAllowed", "session_authorization"),
-        ({"auto_explain.log_min_duration": "0"}, "NotAllowed", "auto_explain"),
-        ({"PlPgSql.variable_conflict": "use_column"}, "NotAllowed", "plpgsql"),
         ({"search_path": '"unfinished'}, "InvalidSpec", "search_path"),
         ({"shared_buffers": "1GB"}, "InvalidSpec", "shared_buffers"),
         ({"work_mem": "plenty"}, "InvalidSpec", "work_mem"),

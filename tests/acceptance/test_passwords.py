@@ -159,16 +159,11 @@ async def test_passwords_are_rotated_on_schedule(kube: Kube, database: Database,
 
 READY = make_verifier("known elsewhere", b"0123456789abcdef", 5000).text
 
+#: Others: TestScramSecrets in tests/unit/test_scram.py.
 MALFORMED: dict[str, tuple[str | bytes, str, str]] = {
     "empty": (b"", "SecretMissing", "is empty"),
-    "NUL": (b"a\0b", "InvalidSpec", "NUL"),
     "not UTF-8": (b"\xff\xfe\xfd", "InvalidSpec", "not UTF-8 text"),
-    "md5": ("md5" + "0" * 32, "InvalidSpec", "MD5"),
     "a verifier cut short": (READY[:-10], "InvalidSpec", "begins like a SCRAM-SHA-256 verifier but is not one"),
-    "a verifier with a line break": (READY + "\n", "InvalidSpec", "without a trailing line break"),
-    "one iteration": (READY.replace("$5000:", "$1:"), "InvalidSpec", "with 1 iterations"),
-    "too many iterations": (READY.replace("$5000:", "$2000000000:"), "InvalidSpec", "with 2000000000 iterations"),
-    "2,000 bytes": ("x" * 2000, "InvalidSpec", "2000 bytes"),
 }
 
 
@@ -269,8 +264,8 @@ async def test_the_same_password_set_again_with_another_salt_is_no_drift(
 
 @pytest.mark.parametrize(
     "stored",
-    ["md5" + "0" * 32, READY.replace("$5000:", "$10000000:"), READY.replace("$5000:", f"${2**31 - 1}:")],
-    ids=["md5", "ten million iterations", "the most iterations"],
+    ["md5" + "0" * 32, READY.replace("$5000:", f"${2**31 - 1}:")],
+    ids=["md5", "the most iterations"],
 )
 async def test_a_stored_verifier_too_expensive_to_compare_is_replaced_without_hashing(
     kube: Kube, database: Database, role: str, stored: str

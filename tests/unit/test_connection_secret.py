@@ -206,6 +206,28 @@ class TestRefusedTemplates:
             assert told.reason is Reason.INVALID_SPEC
             assert 'data["BAD_URL"]' in told.message
 
+    @pytest.mark.parametrize(
+        ("template", "words"),
+        [
+            ("{nonsense} {password}", "{nonsense} is not a field"),
+            ("{0} {password}", "{0} is not a field"),
+            ("{} {password}", "{} is not a field"),
+            ("{password.__class__}", "is not a field"),
+            ("{password[0]}", "is not a field"),
+            ("{password!r}", "{password!r} is not a field"),
+            ("{password:>99999}", "is not a field"),
+            ("{password:}", "inside the braces"),
+            ("{password", "contains a single brace"),
+            ("password}", "contains a single brace"),
+            ("{{password}}", "no key contains the generated password"),
+        ],
+    )
+    def test_the_message_names_what_is_wrong_with_a_template(self, template: str, words: str) -> None:
+        told = refusal(lambda: check(DesiredSecret("c", data=(("url", template),)), generated=True))
+        assert told.reason is Reason.INVALID_SPEC
+        assert words in told.message
+        assert "template.data" in told.message
+
     @pytest.mark.parametrize("key", ["", "a b", "a/b", "..", ".", "..a", "x" * 254, "é", "a\n"])
     def test_an_invalid_key_is_rejected(self, key: str) -> None:
         assert refusal(lambda: check(DesiredSecret("c", data=((key, ""),)))).reason is Reason.INVALID_SPEC
@@ -234,6 +256,7 @@ class TestRefusedTemplates:
         [
             "kubernetes.io/name",
             "app.kubernetes.io/name",
+            "sub.kubernetes.io/x",
             "k8s.io/x",
             "a.b.k8s.io/x",
             "pgrole.dev/hash",

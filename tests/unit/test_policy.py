@@ -179,7 +179,13 @@ class TestReach:
 
 
 class TestParameters:
-    @pytest.mark.parametrize("name", ["role", "session_authorization", "log_statement", "plperl.on_init", "cron.host"])
+    @pytest.mark.parametrize(
+        "name",
+        [
+            *("role", "session_authorization", "log_statement", "plperl.on_init", "cron.host"),
+            *("auto_explain.log_min_duration", "plpgsql.variable_conflict"),
+        ],
+    )
     @pytest.mark.parametrize("scoped", [False, True])
     def test_a_parameter_that_only_superusers_set_must_be_named_in_the_policy(self, name: str, scoped: bool) -> None:
         references = References(
