@@ -9,7 +9,6 @@ import anyio
 import asyncpg
 import pytest
 import pytest_asyncio
-import yaml
 
 from pgrole_controller.commands.doctor import examine
 from pgrole_controller.commands.doctor_cluster import ClusterChecks
@@ -26,6 +25,7 @@ from tests.acceptance.world import GROUP, PATIENCE, Json, Kube
 from tests.api_server_pool import ApiServerPool
 from tests.commands import choose, run_command
 from tests.conftest import lent
+from tests.documents import read_documents
 from tests.integration.look_support import by_check, states
 from tests.servers import Servers
 
@@ -65,7 +65,7 @@ async def test_the_printed_command_installs_missing_crds(cluster: ApiServer) -> 
     assert states(found["API server"]) == states(found["clock"]) == {OK}
     assert found["API server"][0].text.startswith("reachable, Kubernetes v1.")
     printed = await run_command("crds")
-    for definition in yaml.safe_load_all(printed.out):
+    for definition in read_documents(printed.out):
         await apply(cluster, definition)
     await apply_crds(cluster)  # waits until they are served
     found = await look(cluster)

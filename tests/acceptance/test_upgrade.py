@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-import yaml
 
 from pgrole_controller import resources
 from pgrole_controller.local.apiserver import ApiServer
@@ -16,6 +15,7 @@ from tests.acceptance.privileges import CONTROLLER_ROLE, PASSWORD, documented_sq
 from tests.acceptance.shell import blocks, make_shell
 from tests.acceptance.team_objects import DRIFTS, SERVER, TeamObjects, drifts, open_team_objects
 from tests.acceptance.world import GROUP, Json, Kube, running, says
+from tests.documents import read_document, write_documents
 from tests.releases import BEFORE, ReleasedVersion
 from tests.servers import Servers
 
@@ -273,7 +273,7 @@ async def test_objects_that_no_longer_could_be_created_can_be_changed_and_their_
 @pytest.mark.parametrize("name", sorted(path.name for path in BEFORE.crds.glob("*.yaml")))
 def test_no_field_of_the_previous_release_is_removed_or_narrowed(name: str) -> None:
     before, present = (
-        yaml.safe_load((folder / name).read_text(encoding="utf-8")) for folder in (BEFORE.crds, resources.path("crds"))
+        read_document((folder / name).read_text(encoding="utf-8")) for folder in (BEFORE.crds, resources.path("crds"))
     )
     assert {key: before["spec"][key] for key in ("group", "names", "scope")} == {
         key: present["spec"][key] for key in ("group", "names", "scope")
@@ -324,11 +324,11 @@ def write_later_crds(folder: Path) -> Path:
     """Writes CRDs as a later release may have them: with one more field in spec, with a default, and one in status."""
     folder.mkdir()
     for path in resources.path("crds").glob("*.yaml"):
-        crd = yaml.safe_load(path.read_text(encoding="utf-8"))
+        crd = read_document(path.read_text(encoding="utf-8"))
         fields = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
         fields["spec"]["properties"][LATER] = {"type": "string", "default": "there"}
         fields["status"]["properties"][LATER] = {"type": "string"}
-        (folder / path.name).write_text(yaml.safe_dump(crd), encoding="utf-8")
+        (folder / path.name).write_text(write_documents([crd]), encoding="utf-8")
     return folder
 
 

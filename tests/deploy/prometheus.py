@@ -4,15 +4,16 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from pgrole_controller import metrics
 from tests.deploy.manifests import DEPLOY, RULES
 from tests.deploy.programs import Answer, run
+from tests.documents import read_document
 
 Json = dict[str, Any]
 
@@ -38,8 +39,10 @@ class Exported:
         return self.kind != "gauge"
 
 
+@cache
 def alerts() -> list[Json]:
-    return [rule for group in yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"] for rule in group["rules"]]
+    """Returns the alerts, which no caller may change."""
+    return [rule for group in read_document(RULES.read_text(encoding="utf-8"))["groups"] for rule in group["rules"]]
 
 
 def panels() -> list[tuple[str, str]]:

@@ -2,15 +2,16 @@
 
 import copy
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from tests.deploy.manifests import RULES
 from tests.deploy.programs import run
 from tests.deploy.prometheus import ADDED, CASES, Exported, alerts, exported, named, try_rules
+from tests.documents import read_document
 
 Json = dict[str, Any]
 
@@ -29,8 +30,10 @@ def known() -> dict[str, Exported]:
     return exported()
 
 
+@cache
 def cases() -> list[Json]:
-    return [case for path in CASES for case in yaml.safe_load(path.read_text(encoding="utf-8"))["tests"]]
+    """Returns all cases, which no caller may change."""
+    return [case for path in CASES for case in read_document(path.read_text(encoding="utf-8"))["tests"]]
 
 
 def asked(name: str) -> list[Json]:

@@ -25,6 +25,7 @@ from tests.deploy.rendering import (
     the,
     without_helm,
 )
+from tests.documents import read_document, read_documents
 
 WATCHED: Json = {"watch": {"namespace": "team-a", "clusterId": "eu-1"}}
 SERVER: Json = {
@@ -385,7 +386,7 @@ async def test_crds_can_be_left_out(programs: Programs) -> None:
 
 async def test_the_chart_has_the_crds_and_keeps_them_on_uninstall(programs: Programs) -> None:
     found = of_kind(await render_chart(programs), "CustomResourceDefinition")
-    written = [yaml.safe_load(path.read_text(encoding="utf-8")) for path in (ROOT / "crds").glob("*.yaml")]
+    written = [read_document(path.read_text(encoding="utf-8")) for path in (ROOT / "crds").glob("*.yaml")]
     assert {one["metadata"]["name"]: one["spec"] for one in found} == {
         one["metadata"]["name"]: one["spec"] for one in written
     }
@@ -473,7 +474,7 @@ async def test_two_releases_share_no_object_name(programs: Programs) -> None:
         values = {"watch": {"namespace": release, "clusterId": "eu-1"}, "crds": {"install": False}}
         arguments = ("template", release, CHART, "-n", NAMESPACE, "--values", "-")
         answer = await run(programs.helm, *arguments, stdin=yaml.safe_dump(values))
-        return {(one["kind"], one["metadata"]["name"]) for one in yaml.safe_load_all(answer.out) if one}
+        return {(one["kind"], one["metadata"]["name"]) for one in read_documents(answer.out)}
 
     assert not await names("team-a") & await names("team-b")
 

@@ -4,7 +4,6 @@ import re
 from pathlib import Path
 
 import pytest
-import yaml
 
 from pgrole_controller.cli import make_parser
 from pgrole_controller.console.console_arguments import ConsoleArguments
@@ -21,6 +20,7 @@ from tests.deploy.rendering import (
     the,
     write_overlay,
 )
+from tests.documents import read_document
 
 POLICY = "pgrole-controller-secrets"
 CONSOLE = "pgrole-controller-console"
@@ -84,7 +84,7 @@ async def test_install_yaml_equals_the_rendered_cluster_overlay(programs: Progra
 
 async def test_the_kustomization_in_crds_contains_every_crd(programs: Programs) -> None:
     found = {one["metadata"]["name"]: one["spec"] for one in await render_kustomization(programs, ROOT / "crds")}
-    written = [yaml.safe_load(path.read_text(encoding="utf-8")) for path in (ROOT / "crds").glob("*.yaml")]
+    written = [read_document(path.read_text(encoding="utf-8")) for path in (ROOT / "crds").glob("*.yaml")]
     assert found == {one["metadata"]["name"]: one["spec"] for one in written}
 
 

@@ -21,6 +21,7 @@ from tests.deploy.manifests import CHART, ROOT
 from tests.deploy.programs import Answer, Programs, run
 from tests.deploy.rendering import NAMESPACE, RELEASE, Json, of_kind, render_chart
 from tests.deploy.test_chart import SERVER
+from tests.documents import read_document, write_documents
 
 NEWER_FIELD = "resyncInterval"  # of PgServer, removed from the older chart
 ROLE: Json = {
@@ -46,9 +47,9 @@ def older_chart(tmp_path: Path) -> Path:
     folder = tmp_path / "older"
     shutil.copytree(CHART, folder)
     file = folder / "files" / "crds" / "pgrole.dev_pgservers.yaml"
-    crd = yaml.safe_load(file.read_text(encoding="utf-8"))
+    crd = read_document(file.read_text(encoding="utf-8"))
     del crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"][NEWER_FIELD]
-    file.write_text(yaml.safe_dump(crd), encoding="utf-8")
+    file.write_text(write_documents([crd]), encoding="utf-8")
     return folder
 
 

@@ -14,6 +14,7 @@ from pgrole_controller.api.meta import UNIQUE
 from pgrole_controller.api.pgrole import PgRoleSpec
 from pgrole_controller.api.pgserver import PgServerSpec
 from pgrole_controller.core.role import FIELD_NAMES
+from tests.documents import read_document
 
 _HEADER = "# generated from pgrole_controller/api by `make crds`\n"
 
@@ -31,7 +32,7 @@ def test_the_kustomization_lists_every_crd() -> None:
 def test_rendered_yaml_names_its_source_and_parses_back_to_the_crd() -> None:
     for definition in DEFINITIONS:
         assert render(definition).startswith(_HEADER)
-        assert yaml.safe_load(render(definition)) == crd(definition)
+        assert read_document(render(definition)) == crd(definition)
 
 
 def test_every_field_has_a_description() -> None:
