@@ -50,7 +50,7 @@ _CREATE = {
 
 #: Everything that a role holds in the database: (object, column, privilege, whether it may grant it).
 _HELD = """
-SELECT held.of, held.part, a.privilege_type, a.is_grantable
+SELECT held.of, held.part, a.privilege_type, a.is_grantable, a.grantee::regrole::text AS grantee
 FROM (
     SELECT 'database' AS of, '' AS part, datacl AS acl FROM pg_database WHERE datname = current_database()
     UNION ALL SELECT nspname, '', nspacl FROM pg_namespace
@@ -59,9 +59,10 @@ FROM (
     UNION ALL SELECT oid::regproc::text, '', proacl FROM pg_proc
     UNION ALL SELECT defaclobjtype::text || ' in ' || defaclnamespace::regnamespace, '', defaclacl FROM pg_default_acl
 ) AS held, aclexplode(held.acl) AS a
-WHERE a.grantee = $1::regrole
+WHERE {}
 """
-_FOR_PUBLIC = _HELD.replace("$1::regrole", "0")
+_FOR_ROLES = _HELD.format("a.grantee <> 0")
+_FOR_PUBLIC = _HELD.format("a.grantee = 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +258,7 @@ class TablePlace:
     version: int
     rows: tuple[PrivilegeRow, ...]
     before: dict[str, set[tuple[Any, ...]]]
+    after: dict[str, set[tuple[Any, ...]]]
     objects: dict[str, Json]
 
     def role(self, row: str) -> str:
@@ -274,8 +276,12 @@ class TablePlace:
             case _:
                 return value
 
-    async def held(self, row: str) -> set[tuple[Any, ...]]:
-        return {tuple(one) for one in await self.hand.fetch(_HELD.replace("$1", f"'{self.role(row)}'"))}
+    async def held(self) -> dict[str, set[tuple[Any, ...]]]:
+        """Returns the privileges of each row's role."""
+        found: dict[str, set[tuple[Any, ...]]] = {row.name: set() for row in self.rows}
+        for *privilege, grantee in await self.hand.fetch(_FOR_ROLES):
+            found.get(grantee.removeprefix(f"{self.name}_"), set()).add(tuple(privilege))
+        return found
 
     async def declare(self, row: PrivilegeRow) -> None:
         privileges = [{"database": self.name, **self.fill(row.declared, row.name)}]
@@ -320,7 +326,7 @@ async def place(
         await home.execute(f"CREATE DATABASE {name}")
         hand = await asyncpg.connect(postgres.dsn(database=name))
         rows = tuple(row for row in ROWS if row.since <= servers.version)
-        made = TablePlace(kube, request.param, name, hand, servers.version, rows, {}, {})
+        made = TablePlace(kube, request.param, name, hand, servers.version, rows, {}, {}, {})
         folder = tmp_path_factory.mktemp("privilege-table")
         environment = {"PGROLE_DATABASES_DETECTION": request.param, "PGROLE_POLL_INTERVAL": "0.2s"}
         controller = Controller(api_server, postgres.dsn(), folder, "--namespace", kube.namespace, **environment)
@@ -337,26 +343,22 @@ async def _drift_all(place: TablePlace) -> None:
     for row in place.rows:
         await place.declare(row)
     await place.kube.wait_all_ready(SECONDS)
-    for row in place.rows:
-        place.before[row.name] = await place.held(row.name)
+    place.before.update(await place.held())
     await place.hand.execute("GRANT SELECT ON app.o1000_first TO PUBLIC; GRANT USAGE ON SCHEMA app TO PUBLIC")
     for row in place.rows:
         await place.drift(row)
 
     async def is_set_back() -> bool:
-        for row in left[:]:
-            if await place.held(row.name) == place.before[row.name]:
-                left.remove(row)
-        return not left
+        return await place.held() == place.before
 
-    left = list(place.rows)
-    await reached(is_set_back, SECONDS)  # each row's test reports what is left
+    await reached(is_set_back, SECONDS, every=0.2)  # each row's test reports what is left
     names = {_object_name(row.name) for row in place.rows}
 
     def is_told(obj: Json) -> bool:
         return obj["metadata"]["name"] not in names or (is_ready(obj) and obj["status"]["driftCount"] > 0)
 
-    await reached(lambda: _are_all(place.kube, is_told), SECONDS)
+    await reached(lambda: _are_all(place.kube, is_told), SECONDS, every=0.2)
+    place.after.update(await place.held())
     place.objects.update({obj["metadata"]["name"]: obj for obj in await place.kube.objects()})
 
 
@@ -380,7 +382,7 @@ def _parameter(row: PrivilegeRow) -> Any:
 @pytest.mark.parametrize("row", [_parameter(row) for row in ROWS])
 async def test_every_drift_is_repaired_and_reported(place: TablePlace, row: PrivilegeRow) -> None:
     assert place.before[row.name], "nothing was granted"
-    assert await place.held(row.name) == place.before[row.name]
+    assert place.after[row.name] == place.before[row.name]
     status = place.objects[_object_name(row.name)]["status"]
     assert is_ready(place.objects[_object_name(row.name)]), status
     entries = [status["lastDrift"], *status.get("driftHistory", ())]
