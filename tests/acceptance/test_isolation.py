@@ -34,7 +34,7 @@ from tests.servers import Servers
 
 pytestmark = pytest.mark.slow
 
-HEALTHY = 14
+HEALTHY = 6
 #: PgRoles of each misbehaving server; few, so that their work does not delay others.
 ROLES = 5
 

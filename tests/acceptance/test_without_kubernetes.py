@@ -28,8 +28,10 @@ pytestmark = pytest.mark.slow
 AWAY = 40.0
 #: Tolerance beyond documented times, in seconds: the machine may be busy.
 SLACK = 20.0
-#: Number of roles: enough that none drifts five times within a minute, which would be a contest.
+#: Number of roles for `repairs`: enough that none drifts five times within a minute, which would be a contest.
 ROLES = 40
+#: Number of roles where no more than these drift.
+FEW = 3
 #: Pause between two drifts, in seconds: repairs do not depend on each other.
 PAUSE = 0.5
 
@@ -37,7 +39,7 @@ How = Literal["freeze", "cut"]
 
 
 @asynccontextmanager
-async def cluster(stage: Stage) -> AsyncIterator[tuple[Replicas, tuple[Wire, Wire]]]:
+async def cluster(stage: Stage, roles: int = FEW) -> AsyncIterator[tuple[Replicas, tuple[Wire, Wire]]]:
     """Two replicas, each with its own wire to the API server; the first leads, and everything is Ready."""
     host, _, port = stage.kube.server.url.removeprefix("https://").partition(":")
     async with (
@@ -46,14 +48,14 @@ async def cluster(stage: Stage) -> AsyncIterator[tuple[Replicas, tuple[Wire, Wir
         replicas(stage, url=f"https://127.0.0.1:{one.port}", second_url=f"https://127.0.0.1:{other.port}") as pair,
     ):
         await pair.start()
-        await declare(stage)
+        await declare(stage, roles)
         yield pair, (one, other)
 
 
-async def declare(stage: Stage) -> None:
+async def declare(stage: Stage, roles: int) -> None:
     await stage.kube.apply_secret("app", password="first password")
     password = {"secretRef": {"name": "app"}}
-    specs: dict[str, Json] = {f"app-{number}": {"login": True, "connectionLimit": 5} for number in range(ROLES)}
+    specs: dict[str, Json] = {f"app-{number}": {"login": True, "connectionLimit": 5} for number in range(roles)}
     specs["secured"] = {"login": True, "password": password}
     specs["dropped"] = {"login": True, "comment": "is dropped and comes back", "password": password}
     await stage.kube.apply_all(specs)
@@ -108,7 +110,7 @@ async def test_without_kubernetes_the_leader_enforces_the_last_applied_state_and
 
 async def leader_stays(say: Say, how: How, own: Stage) -> None:
     kube = own.kube
-    async with cluster(own) as (pair, wires):
+    async with cluster(own, ROLES) as (pair, wires):
         logged = pair.logged()
         away(wires, how)
         until = anyio.current_time() + AWAY
@@ -179,7 +181,7 @@ async def leader_is_killed(say: Say, how: How, own: Stage) -> None:
 
 
 async def test_a_standby_that_cannot_reach_kubernetes_does_not_replace_a_leader_that_can(stage: Stage) -> None:
-    async with cluster(stage) as (pair, (_, wire_of_second)):
+    async with cluster(stage, ROLES) as (pair, (_, wire_of_second)):
         logged = pair.logged()
         wire_of_second.freeze()
         await pair.second.controller.wait_log("lease not read or taken", PATIENCE * 2)
@@ -206,7 +208,7 @@ async def api_server_is_killed(own_api_server: ApiServer, servers: Servers, stag
         own = Stage(kube, postgres, folder)
         async with replicas(own) as pair:
             await pair.start()
-            await declare(own)
+            await declare(own, ROLES)
             logged = pair.logged()
             await own_api_server.kill()
             took = await repairs(pair, anyio.current_time() + 20.0)
