@@ -627,8 +627,8 @@ async def test_roles_for_which_very_much_is_stored_stop_no_other_repair(
     world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One namespace declares privileges on many missing tables for many roles. What waits is stored for each role."""
-    monkeypatch.setitem(framing._LONGEST, ord("D"), 256 << 10)
-    number, missing = 100, [tuple(f"missing_{i}_{j}" for j in range(128)) for i in range(4)]
+    monkeypatch.setitem(framing._LONGEST, ord("D"), 32 << 10)
+    number, missing = 16, [tuple(f"missing_{i}_{j}" for j in range(128)) for i in range(4)]
     objects = tuple(ObjectPrivileges(ObjectKind.TABLE, "app", names, frozenset({"SELECT"})) for names in missing)
     declared = {world.database: DatabasePrivileges(world.database, objects=objects)}
     roles = [f"{world.database}_{i}" for i in range(number)]
