@@ -227,7 +227,7 @@ def test_default_privileges_that_fail_keep_no_others_of_their_creator_from_count
         done = {each for each in progress.decision.drift if is_done(each, ME, applied)}
         undone = set(progress.decision.drift) - done
         assert {each.privilege for each in undone} == left
-        assert {each.place for each in undone} == {"future tables in schema app created by own"}
+        assert {each.default_label for each in undone} == {"future tables in schema app created by own"}
         assert {each.privilege for each in done} >= {"EXECUTE"}
 
 

@@ -223,7 +223,7 @@ def is_done(difference: PrivilegeDifference, grantee: int, applied: AppliedAcls)
         return not any(
             one.grantee == grantee
             and difference.privilege in one.privileges
-            and difference.place == label_place(one.place)
+            and difference.default_label == label_place(one.place)
             for one in applied.default_errors
         )
     delegated = difference.held and difference.granted_by != difference.object.owner_name
