@@ -146,6 +146,25 @@ async def test_a_drift_during_a_complete_read_is_corrected_and_counted_once(
     assert await world.count_drifts() == 2
 
 
+async def test_drifts_that_a_do_block_hides_are_corrected_one_after_another_during_a_complete_read(
+    world: DatabaseWorkerWorld, reads: HeldReads
+) -> None:
+    """Each asks for a read of recent rows, and these get half of the time."""
+    world.declare(READ)
+    async with world.working() as worker:
+        await world.wait_settled()
+        async with reads.hold() as held:
+            worker.note_everything()
+            await held.wait()
+            for privilege in ("DELETE", "UPDATE", "INSERT"):
+                await world.hand.execute(
+                    f"DO $$ BEGIN EXECUTE 'GRANT {privilege} ON app.or' || 'ders TO {world.role}'; END $$"
+                )
+                await world.wait_may(privilege, "app.orders", expected=False)
+        result = await world.wait_settled()
+    assert result.drift_count == 3
+
+
 async def check_a_drift_during_a_complete_read_is_corrected(world: DatabaseWorkerWorld, reads: HeldReads) -> None:
     world.declare(READ)
     async with world.working() as worker:

@@ -33,16 +33,17 @@ _LONGEST_REST = 10.0
 
 @dataclass(slots=True)
 class Rest:
-    """The pause between two reads of one kind. `ends`: on the loop's clock."""
+    """The pause between two reads of one kind. `ends`: on the loop's clock. `times`: as a multiple of the last read."""
 
     ends: float = -math.inf
+    times: float = _REST_TIMES
 
     def is_over(self, now: float) -> bool:
         return now >= self.ends
 
     def begin(self, began: float, ended: float) -> None:
         """Call it after a read, with the times at which that began and ended."""
-        self.ends = ended + min(_REST_TIMES * (ended - began), _LONGEST_REST)
+        self.ends = ended + min(self.times * (ended - began), _LONGEST_REST)
 
 
 @dataclass(slots=True)

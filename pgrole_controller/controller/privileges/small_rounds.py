@@ -52,6 +52,10 @@ _T = TypeVar("_T")
 #: A round that takes less, in seconds, is not interrupted: what is noticed meanwhile is read together.
 _SHORT_SECONDS = 0.01
 
+#: The pause after a read of recent rows, as a multiple of the time it took. Recent rows may be many, in a large round
+#: also those that it wrote itself: such reads get half of the time.
+_REST_TIMES = 1.0
+
 #: Reports results.
 Report = Callable[[Sequence[PrivilegeResult]], None]
 #: The same for many results, in turns with other tasks.
@@ -76,7 +80,9 @@ class SmallRounds:
         self._busy = set(busy)
         self._notice = notice
         self._report = report
-        self._rest = Rest()  # between reads of recent rows
+        self._rest = Rest(times=_REST_TIMES)  # between reads of recent rows
+        self._put_off = PrivilegeRead()  # recent rows, until the rest ends
+        self._put_off_since = math.inf
         self._turns = Turns()
         self._begins = anyio.current_time() + _SHORT_SECONDS
         self._looked_at = anyio.current_time()
@@ -99,21 +105,28 @@ class SmallRounds:
         await self._turns.share()
         now, session = anyio.current_time(), self._context.session
         unannounced = self._notice.since == math.inf
-        if now < self._begins or (unannounced and now < self._looked_at + session.unannounced_seconds):
+        due = self._put_off.is_needed and self._rest.is_over(now)
+        if now < self._begins or not (due or not unannounced or now >= self._looked_at + session.unannounced_seconds):
             return
         since = min(self._notice.take(), now)
         to_read = await session.read_events(gated=unannounced)
         self._looked_at = anyio.current_time()
+        if due:
+            to_read, since = to_read | self._put_off, min(since, self._put_off_since)
+            self._put_off, self._put_off_since = PrivilegeRead(), math.inf
         published = self._context.grantees()
         self._busy |= {one.key for one in find_outdated(self._grantees, published)}
         some = [one for one in self._grantees if one.key not in self._busy]
-        if some and self._is_small(to_read):
+        if not some or to_read.defaults or to_read.scope not in (Scope.NAMED, Scope.RECENT):
+            self._unread |= to_read
+        elif to_read.scope is Scope.RECENT and not self._rest.is_over(now):
+            self._put_off |= to_read
+            self._put_off_since = min(self._put_off_since, since)
+        else:
             if self._busy or to_read.dropped or any(one.adoptee is not None for one in published.values()):
                 self._unread |= to_read
                 self._skipped |= self._busy
             await self._run(some, to_read, since)
-        else:
-            self._unread |= to_read
 
     async def run_beside(self, call: Callable[[], Awaitable[_T]], key: Key | None = None) -> _T:
         """Runs small rounds until `call` returns. Raises its errors, and those of `give_way`."""
@@ -125,7 +138,7 @@ class SmallRounds:
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(self._call, call, answer)
                     while not answer:
-                        with anyio.move_on_after(self._context.session.unannounced_seconds):
+                        with anyio.move_on_after(self._longest_wait):
                             await self._notice.wait()
                         await anyio.sleep(max(self._begins - anyio.current_time(), 0.0))
                         await self.give_way()
@@ -133,15 +146,15 @@ class SmallRounds:
             self._busy -= own
         return answer[0]
 
+    @property
+    def _longest_wait(self) -> float:
+        """Seconds until the next small round, if nothing is announced."""
+        rest = self._rest.ends - anyio.current_time() if self._put_off.is_needed else math.inf
+        return max(min(self._context.session.unannounced_seconds, rest), 0.0)
+
     async def _call(self, call: Callable[[], Awaitable[_T]], answer: list[_T]) -> None:
         answer.append(await call())
         self._notice.wake()
-
-    def _is_small(self, to_read: PrivilegeRead) -> bool:
-        """Recent rows may be many, in a large round also those that it wrote itself: they get a tenth of the time."""
-        if to_read.defaults or to_read.scope not in (Scope.NAMED, Scope.RECENT):
-            return False
-        return to_read.scope is Scope.NAMED or self._rest.is_over(anyio.current_time())
 
     async def _run(self, some: Sequence[Grantee], to_read: PrivilegeRead, since: float) -> None:
         began, memory = anyio.current_time(), self._context.memory
@@ -170,4 +183,4 @@ class SmallRounds:
         memory.add_missed(self._skipped, self._new)
         if self._unclear:
             memory.further.put_off(frozenset(self._unclear))
-        self._context.session.read_again(self._unread)
+        self._context.session.read_again(self._unread | self._put_off)
