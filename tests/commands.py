@@ -12,6 +12,7 @@ from threading import Lock
 from typing import Any
 from unittest.mock import patch
 
+import anyio
 import anyio.to_thread
 import pytest
 
@@ -19,6 +20,8 @@ from pgrole_controller.cli import main
 from pgrole_controller.commands.server_reading import ClusterChoice, ServerChoice
 
 NO_CLUSTER = "/nonexistent/kubeconfig"
+
+_SECONDS = 240.0
 
 #: Held while a command has this process's environment, arguments and standard files.
 _ALONE = Lock()
@@ -39,7 +42,8 @@ async def run_command(*arguments: str, program: str = "pgrole-controller", **env
     """Runs a command without a terminal, and without a cluster unless the environment names one. None unsets a
     variable.
     """
-    return await anyio.to_thread.run_sync(partial(_run, program, arguments, environment))
+    with anyio.fail_after(_SECONDS):
+        return await anyio.to_thread.run_sync(partial(_run, program, arguments, environment), abandon_on_cancel=True)
 
 
 def _run(program: str, arguments: Sequence[str], environment: Mapping[str, str | None]) -> CommandAnswer:

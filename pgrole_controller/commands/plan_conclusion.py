@@ -29,7 +29,7 @@ from pgrole_controller.core.state import Desired, Observed, Server
 if TYPE_CHECKING:
     from pgrole_controller.api.pgrole import PgRole
 
-#: Maximum number of an object's former roles that a note names.
+#: Maximum number of an object's other claims that a note names.
 _NAMED = 5
 
 _NEEDS_DROP = (

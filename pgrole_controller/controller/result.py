@@ -191,7 +191,7 @@ class Attempt:
 
     @property
     def is_read_back(self) -> bool:
-        """Whether the role was changed here, and read afterwards."""
+        """Whether the role was changed here, and read afterwards, and no contest is known."""
         return bool(self._done) and self.was_read and not self._contests.knows(self._uid)
 
     def needs_suspects(self, now: Moment) -> bool:

@@ -78,7 +78,8 @@ class Policy:
     privileges: PrivilegePolicy = field(default_factory=PrivilegePolicy)
 
 
-#: What a server allows unless its owner declares otherwise. Fields of Policy that allow something by default are here.
+#: What a server allows unless its owner declares otherwise: to drop one's own roles, and else nothing of what Policy
+#: allows by default.
 NOTHING_ALLOWED = Policy(admitted=False, role_names=(), attributes=frozenset(), member_of=(), adopt=False)
 
 

@@ -88,6 +88,10 @@ class Desired:
     refusal: Refused | None = field(default=None, compare=False)
 
 
+#: The first major version that the controller supports.
+OLDEST_VERSION = 14
+
+
 @dataclass(frozen=True, slots=True)
 class Server:
     """The server that was read.

@@ -9,9 +9,8 @@ from typing import Any
 import anyio
 
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
-from pgrole_controller.core.findings.server_facts import OLDEST_VERSION
 from pgrole_controller.core.server_options import Mode
-from pgrole_controller.core.state import Claims
+from pgrole_controller.core.state import OLDEST_VERSION, Claims
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.errors import is_lacking, translate_errors

@@ -296,7 +296,7 @@ async def _log_in(
         try:
             with forgetting():
                 paths = await fetch_records(connection, SEARCH_PATH)
-                check_search_path(paths[0][0] if paths else None)
+                check_search_path(paths[0][0] if paths and paths[0] else None)
                 rows = await fetch_records(connection, queries.inspect("connection"))
             if not rows:
                 raise NotPostgres

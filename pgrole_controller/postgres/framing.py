@@ -21,8 +21,8 @@ from pgrole_controller.postgres.authentication import Login, Unacceptable
 
 
 class MessageType:
-    """The first byte of each message that PostgreSQL sends for the controller's statements. No Enum, which would take a
-    quarter more time for each row.
+    """The first byte of each message that PostgreSQL may send. No Enum, which would take a quarter more time for each
+    row.
     """
 
     PARSE_COMPLETE = ord("1")

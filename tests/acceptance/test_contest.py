@@ -32,6 +32,7 @@ from tests.acceptance.world import (
     running,
     says,
 )
+from tests.servers import Servers
 
 pytestmark = pytest.mark.slow
 
@@ -152,18 +153,19 @@ async def test_contested_repairs_slow_down_name_the_other_side_and_end_by_themse
 
 
 async def test_application_and_address_are_shown_only_where_the_pgserver_exposes_them(
-    api_server: ApiServer, postgres_server: PostgresServer, tmp_path: Path, role: str
+    api_server: ApiServer, servers: Servers, tmp_path: Path, role: str
 ) -> None:
-    kube, dsn = await make_kube(api_server), postgres_server.dsn()
+    kube = await make_kube(api_server)
     controller = Controller(api_server, "", tmp_path, "--namespace", kube.namespace)
-    async with pgservers(api_server) as declared, running(controller, connected=False):
-        await declared.apply("main", postgres_server, attribution={"expose": "Full"})
+    async with servers.run() as postgres, pgservers(api_server) as declared, running(controller, connected=False):
+        await declared.apply("main", postgres, attribution={"expose": "Full"})
         await kube.apply("app", name=role, connectionLimit=7, serverRef={"name": "main"})
         await kube.wait_ready("app")
-        async with fighting(dsn, f"ALTER ROLE {role} CONNECTION LIMIT 99", stands(role, "rolconnlimit = 99")):
+        limit = stands(role, "rolconnlimit = 99")
+        async with fighting(postgres.dsn(), f"ALTER ROLE {role} CONNECTION LIMIT 99", limit):
             shown = (NAMED, FIGHTER, "127.0.0.1")
             await kube.wait_for("app", contested("connectionLimit", 5, *shown), "everything is shown")
-            await declared.apply("main", postgres_server, attribution={"expose": "Minimal"})
+            await declared.apply("main", postgres, attribution={"expose": "Minimal"})
 
             def is_hidden(obj: Json) -> bool:
                 return contested("connectionLimit", 5, NAMED)(obj) and FIGHTER not in condition(obj, "Ready")["message"]

@@ -1,4 +1,4 @@
-"""Twenty servers, six of which misbehave: the controller reports each of these, and none affects another.
+"""Fourteen servers, six of which misbehave: the controller reports each of these, and none affects another.
 
 `python -m bench.isolation` measures how long a repair takes with and without them.
 """
@@ -34,7 +34,7 @@ from tests.servers import Servers
 
 pytestmark = pytest.mark.slow
 
-HEALTHY = 6
+HEALTHY = 8
 #: PgRoles of each misbehaving server; few, so that their work does not delay others.
 ROLES = 5
 

@@ -117,10 +117,11 @@ class _Neighbours:
 
     async def _repeat(self, place: int, what: str) -> None:
         """Two neighbours never change the same table: they could fail because of each other."""
+        chosen = random.Random(what)
         async with self._connect() as connection:
             while True:
                 own = [table for table in self._next if int(table.removeprefix("t_")) % len(OTHERS) == place]
-                table, number = random.choice(own or [f"t_{place}"]), secrets.token_hex(4)
+                table, number = chosen.choice(own or [f"t_{place}"]), secrets.token_hex(4)
                 for statement in OTHERS[what]:
                     text = statement.format(table=table, number=number, owner=self._place.owner)
                     try:
@@ -135,4 +136,5 @@ class _Neighbours:
         try:
             yield connection
         finally:
-            connection.terminate()
+            with anyio.CancelScope(shield=True):  # the statement has ended before others change the same table
+                await connection.close()

@@ -345,7 +345,7 @@ async def test_two_objects_do_not_share_a_role(place: ModePlace, role: str) -> N
     assert row["comment"] == "as declared"
 
 
-@each_way_to_keep_claims
+@as_everywhere
 async def test_a_renamed_role_whose_name_is_taken_is_refused_until_the_name_is_free(
     place: ModePlace, role: str
 ) -> None:

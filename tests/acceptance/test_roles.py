@@ -9,6 +9,9 @@ import pytest
 from pgrole_controller.local.apiserver import LocalApiError
 from tests.acceptance.world import Database, Kube, condition
 
+#: Until then, an object that is created again has the role as before: nothing delays the deletion of the former one.
+RELEASED = "SELECT released_at IS NOT NULL FROM pgrole.claim WHERE role_name = '{}'"
+
 
 @pytest.fixture
 def role_name() -> str:
@@ -166,6 +169,7 @@ async def test_another_role_under_the_name_of_a_retained_one_is_not_taken(
     await kube.wait_ready("gone")
     await kube.delete("gone")
     await kube.wait_gone("gone")
+    await database.wait_value(RELEASED.format(role_name), True)
     await database.execute(f"DROP ROLE {role_name}")
     await database.execute(f"CREATE ROLE {role_name}")
     await kube.apply("gone", **spec)
@@ -186,6 +190,7 @@ async def test_a_retained_role_that_was_renamed_is_left_alone(kube: Kube, databa
     await kube.wait_ready("moved")
     await kube.delete("moved")
     await kube.wait_gone("moved")
+    await database.wait_value(RELEASED.format(role_name), True)
     await database.execute(f"ALTER ROLE {role_name} RENAME TO {renamed}; ALTER ROLE {renamed} CREATEROLE")
     before = await database.role(renamed)
     await kube.apply("moved", name=role_name, login=True, deletionPolicy="Drop")

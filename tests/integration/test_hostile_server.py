@@ -263,7 +263,7 @@ async def test_a_flood_of_others_notifications_neither_ends_the_session_nor_hide
         await begun.wait()
         async with connect(Endpoint(own_postgres.dsn("tenant", password="p")), "test") as tenant:
             with anyio.fail_after(DEADLINE):
-                for _ in range(5):
+                for _ in range(25):
                     await tenant.execute(
                         "SELECT count(pg_notify('pgrole', '{\"op\":\"many\",\"n\":' || g || '}'))"
                         " FROM generate_series(1, 20000) AS s (g)"

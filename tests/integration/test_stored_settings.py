@@ -28,6 +28,8 @@ from pgrole_controller.postgres.session import Session
 from tests.cpu_time import within_a_callback
 from tests.integration.sql_support import count_pages_of, seen
 
+#: Of a comment that is read whole.
+MOST_BYTES = 8192
 #: The pod's memory that one read may take, in bytes.
 MOST_MEMORY = 40_000_000
 
@@ -222,6 +224,7 @@ async def check_drift_of_one(estate: SettingsEstate, before: dict[str, ObservedR
     finally:
         tracemalloc.stop()
     assert drifted["tenant"].role != before["tenant"].role
+    assert len(drifted["tenant"].role.comment or "") <= MOST_BYTES
     assert {name: found for name, found in drifted.items() if name != "tenant"} == {
         name: found for name, found in before.items() if name != "tenant"
     }

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from pgrole_controller.controller.privileges.privilege_progress import PrivilegeProgress, is_done, note_failures
+from pgrole_controller.controller.privileges.privilege_progress import PrivilegeProgress, note_failures, select_done
 from pgrole_controller.controller.privileges.privilege_records import RoundRecords, UnrecordedDrifts
 from pgrole_controller.controller.privileges.role_memory import AppliedState, RoleMemory
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
@@ -224,7 +224,7 @@ def test_default_privileges_that_fail_keep_no_others_of_their_creator_from_count
     )
     for failed, left in ((revoked, {"INSERT"}), (missing, {"SELECT"})):
         applied = AppliedAcls(default_errors={failed: LASTING})
-        done = {each for each in progress.decision.drift if is_done(each, ME, applied)}
+        done = set(select_done(progress.decision.drift, ME, applied))
         undone = set(progress.decision.drift) - done
         assert {each.privilege for each in undone} == left
         assert {each.default_label for each in undone} == {"future tables in schema app created by own"}

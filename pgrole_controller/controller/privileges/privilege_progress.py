@@ -217,17 +217,24 @@ def _differences_of(change: AclChange | DefaultAclChange) -> Iterator[PrivilegeD
         yield PrivilegeDifference(privilege, change.object, column, held=held, grantor_name=by, option=option)
 
 
-def is_done(difference: PrivilegeDifference, grantee: int, applied: AppliedAcls) -> bool:
-    """Whether the difference was corrected. `grantee`: oid of the role."""
-    if difference.object is None:
-        return not any(
-            one.grantee == grantee
-            and difference.privilege in one.privileges
-            and difference.default_label == label_place(one.place)
-            for one in applied.default_errors
-        )
-    delegated = difference.held and difference.granted_by != difference.object.owner_name
-    return applied.find_error(difference.object.id, grantee, (delegated,)) is None
+def select_done(
+    differences: Iterable[PrivilegeDifference], grantee: int, applied: AppliedAcls
+) -> tuple[PrivilegeDifference, ...]:
+    """Returns the differences that were corrected. `grantee`: oid of the role."""
+    failed = frozenset(
+        (label_place(one.place), privilege)
+        for one in applied.default_errors
+        if one.grantee == grantee
+        for privilege in one.privileges
+    )
+
+    def is_done(difference: PrivilegeDifference) -> bool:
+        if difference.object is None:
+            return (difference.default_label, difference.privilege) not in failed
+        delegated = difference.held and difference.granted_by != difference.object.owner_name
+        return applied.find_error(difference.object.id, grantee, (delegated,)) is None
+
+    return tuple(filter(is_done, differences))
 
 
 def place_of(difference: PrivilegeDifference) -> Place:

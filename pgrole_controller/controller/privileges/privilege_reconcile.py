@@ -28,10 +28,10 @@ from pgrole_controller.controller.privileges.privilege_progress import (
     PrivilegeProgress,
     build_result,
     find_outdated_roles,
-    is_done,
     is_verified,
     note_failures,
     report_unfinished,
+    select_done,
     where_changed,
 )
 from pgrole_controller.controller.privileges.privilege_records import (
@@ -238,7 +238,8 @@ class PrivilegeReconcile:
         if read.observed.complete:
             for one in some[:number]:
                 one.reported = ()
-                one.role.keep_authors(chain(one.decision.drift, one.decision.reported), read.previous)
+                if not one.undecided:
+                    one.role.keep_authors(chain(one.decision.drift, one.decision.reported), read.previous)
         await self._attribute(some[:number], read.observed)
         return number
 
@@ -310,10 +311,9 @@ class PrivilegeReconcile:
         applied = await self._records.apply(some, repairs, defaults, read.oids, whole=read.whole, give_way=give_way)
         if applied.stored and any(one.to_correct for one in some):
             self._repaired_at = anyio.current_time()
-        for one in some:
-            note_failures(one, applied)
         if applied.failed:
             for one in some:
+                note_failures(one, applied)
                 one.to_correct = tuple(self._keep_succeeded(one, applied))
             if not applied.stored:
                 await self._records.apply(some)
@@ -327,7 +327,7 @@ class PrivilegeReconcile:
     def _keep_succeeded(self, one: PrivilegeProgress, applied: AppliedAcls) -> Iterator[AuthorDrift]:
         """Yields what was corrected, described without the rest. Notes who caused the rest."""
         for drift, differences, by in one.to_correct:
-            done = tuple(each for each in differences if is_done(each, one.grantee.oid, applied))
+            done = select_done(differences, one.grantee.oid, applied)
             one.role.note_authors(dict.fromkeys(set(differences).difference(done), by), one.decided)
             if done:
                 yield AuthorDrift(drift if done == differences else self._describe(by, done), done, by)
@@ -341,7 +341,7 @@ class PrivilegeReconcile:
             one.corrected.append(drift)
             one.role.last_drifts = tuple(one.corrected)
             one.news.append(announce_drift(database, drift, differences))
-        extended = [each for each in one.decision.extended if is_done(each, one.grantee.oid, applied)]
+        extended = select_done(one.decision.extended, one.grantee.oid, applied)
         if extended:
             one.news.append(announce_extension(database, extended))
         if one.approval is None:
@@ -359,7 +359,7 @@ class PrivilegeReconcile:
 
     def _result(self, one: PrivilegeProgress, previous: int, *, complete: bool) -> PrivilegeResult:
         self._count(one)
-        if complete:
+        if complete and not one.undecided:
             role, decision = one.role, one.decision
             self._announce_reported(one)
             role.pending, role.reported = decision.pending, phrases(decision.reported)

@@ -36,7 +36,7 @@ class Rest:
     """The pause between two reads of one kind. `ends`: on the loop's clock. `times`: as a multiple of the last read."""
 
     ends: float = -math.inf
-    times: float = _REST_TIMES
+    times: float = field(default_factory=lambda: _REST_TIMES)
 
     def is_over(self, now: float) -> bool:
         return now >= self.ends
@@ -50,7 +50,7 @@ class Rest:
 class CompleteReads:
     """Complete reads for all roles. While they pause, what was written recently is read at once instead.
 
-    `due`: when one that was put off may begin, on the loop's clock.
+    `due_at`: when one that was put off may begin, on the loop's clock.
     """
 
     _rest: Rest = field(default_factory=Rest)

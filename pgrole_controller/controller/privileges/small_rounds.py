@@ -111,18 +111,21 @@ class SmallRounds:
         since = min(self._notice.take(), now)
         to_read = await session.read_events(gated=unannounced)
         self._looked_at = anyio.current_time()
+        if to_read.defaults or to_read.scope not in (Scope.NAMED, Scope.RECENT):
+            self._unread |= to_read
+            to_read = PrivilegeRead()
         if due:
             to_read, since = to_read | self._put_off, min(since, self._put_off_since)
             self._put_off, self._put_off_since = PrivilegeRead(), math.inf
         published = self._context.grantees()
         self._busy |= {one.key for one in find_outdated(self._grantees, published)}
         some = [one for one in self._grantees if one.key not in self._busy]
-        if not some or to_read.defaults or to_read.scope not in (Scope.NAMED, Scope.RECENT):
+        if not some:
             self._unread |= to_read
         elif to_read.scope is Scope.RECENT and not self._rest.is_over(now):
             self._put_off |= to_read
             self._put_off_since = min(self._put_off_since, since)
-        else:
+        elif to_read.is_needed:
             if self._busy or to_read.dropped or any(one.adoptee is not None for one in published.values()):
                 self._unread |= to_read
                 self._skipped |= self._busy

@@ -4,9 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
-#: The first major version that the controller supports.
-OLDEST_VERSION = 14
-
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:

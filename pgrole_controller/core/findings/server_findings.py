@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from pgrole_controller.core.findings.finding import Finding, FindingState, Remedy, RemedyKind, shell, sql
-from pgrole_controller.core.findings.server_facts import OLDEST_VERSION, RoleFacts, ServerFacts, SessionFacts
+from pgrole_controller.core.findings.server_facts import RoleFacts, ServerFacts, SessionFacts
+from pgrole_controller.core.state import OLDEST_VERSION
 
 OK, WARNING, PROBLEM, UNKNOWN = FindingState.OK, FindingState.WARNING, FindingState.PROBLEM, FindingState.UNKNOWN
 

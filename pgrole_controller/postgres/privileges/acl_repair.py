@@ -47,7 +47,7 @@ def part_of(change: AclChange) -> AclPart:
 
 def divide(repair: AclRepair) -> dict[AclPart, list[AclChange]]:
     """Returns the changes by grantee, first those that only revoke, since grants fail where an ACL is full; and after
-    them (True) those that revoke what someone other than the owner granted, which may be impossible.
+    them (`delegated`) those that revoke what someone other than the owner granted, which may be impossible.
     """
     parts: dict[AclPart, list[AclChange]] = {}
     for one in repair.changes:

@@ -27,7 +27,7 @@ class FailedChanges:
     changes of several parts (see `divide`) may fail because of some.
     """
 
-    # Each with whether PostgreSQL refused it: by owner, and by the turn in which it failed last.
+    # By key. The values: the owner, or the turn in which it failed last, and whether PostgreSQL refused it.
     _owners: dict[Hashable, tuple[int, bool]] = field(default_factory=dict)
     _parts: dict[tuple[Hashable, AclPart], tuple[int, bool]] = field(default_factory=dict)
     _turn: int = 0
