@@ -13,7 +13,7 @@ from pgrole_controller.controller.privileges import large_rounds
 from pgrole_controller.controller.privileges.grantees import Grantees
 from pgrole_controller.controller.privileges.small_rounds import Notice, SmallRounds
 from pgrole_controller.core.errors import Reason, Transient
-from pgrole_controller.core.privileges.grantee import SchemaAccess, Takeover
+from pgrole_controller.core.privileges.grantee import Access, Grantee, SchemaAccess, Takeover
 from pgrole_controller.core.privileges.privilege_result import Evidence, News, PrivilegeResult
 from pgrole_controller.core.server_options import DatabaseMode
 from pgrole_controller.local.process import reached
@@ -144,6 +144,31 @@ async def test_a_drift_during_a_complete_read_is_corrected_and_counted_once(
     assert result.drift_count == 2
     assert [reason for reason, _ in world.news()] == [News.DRIFT_CORRECTED] * 2
     assert await world.count_drifts() == 2
+
+
+async def test_a_declaration_that_is_published_while_events_are_read_is_not_reported_before_it_is_applied(
+    world: DatabaseWorkerWorld, reads: HeldReads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.declare(READ)
+    published: list[Grantee] = []
+    next_read = DatabaseSession.next_read
+
+    async def read_and_publish(session: DatabaseSession) -> PrivilegeRead:
+        found = await next_read(session)
+        if not published:
+            published.append(world.declare(SchemaAccess("app", frozenset({Access.WRITE}))))
+        return found
+
+    async with world.working():
+        await world.wait_settled()
+        async with reads.hold() as held:
+            monkeypatch.setattr(DatabaseSession, "next_read", read_and_publish)
+            await world.hand.execute(f"GRANT TRUNCATE ON app.items TO {world.role}")
+            await held.wait()
+            assert world.result is not None
+            assert world.result.digest != published[0].digest_of(world.database)
+        await world.wait_settled()
+        assert await world.may("DELETE", "app.orders")
 
 
 async def test_drifts_that_a_do_block_hides_are_corrected_one_after_another_during_a_complete_read(

@@ -341,7 +341,6 @@ class DatabaseWorker:
         """Returns what to read for all roles, the roles for which to read everything, and as `Notice.since`."""
         since = self._notice.take()
         everything, self._everything = self._everything, False
-        changed, self._changed = self._changed, set()
         due = self._retries.due(now) | self.memory.due(now)
         to_read = EVERYTHING if everything else PrivilegeRead()
         if since < math.inf or everything:
@@ -354,6 +353,8 @@ class DatabaseWorker:
         if self._checks.take(now):
             await session.check_database()
             to_read |= session.own_acl
+        # Last: nothing may be published between this and the round, which then takes it for applied.
+        changed, self._changed = self._changed, set()
         return to_read, frozenset(changed | due), since
 
     async def _round(
