@@ -214,6 +214,7 @@ async def test_after_a_storm_of_drift_every_role_is_as_declared(
     for name in names:
         await inside.wait_role(name, lambda row: _is_calm(row), "as declared")
     oids = "SELECT array_agg(DISTINCT o) FROM pg_roles, pgrole.claim, unnest(ARRAY[oid, role_oid]) AS o"
+    seen: dict[str, tuple[list[int], int, Json]] = {}
     for name in names:
 
         async def is_told(name: str = name) -> bool:
@@ -222,10 +223,11 @@ async def test_after_a_storm_of_drift_every_role_is_as_declared(
             drifted = await inside.fetchval("SELECT drift_count FROM pgrole.claim WHERE role_name = $1", name)
             status = obj["status"]
             is_right = is_ready(obj) or says(obj, "Contested", "now matches the spec")
+            seen[name] = held, drifted, status
             return is_right and held == [status["role"]["oid"]] and status["driftCount"] == drifted > 0
 
         # Such frequent drift is a contest, which is watched for a minute (tests/acceptance/test_contest.py).
-        assert await reached(is_told, PATIENCE), await tenants.get(name)
+        assert await reached(is_told, PATIENCE), str(seen[name])
     assert controller.log.count("session with PostgreSQL begins") == 1
 
 
