@@ -227,7 +227,7 @@ async def test_after_a_storm_of_drift_every_role_is_as_declared(
             return is_right and held == [status["role"]["oid"]] and status["driftCount"] == drifted > 0
 
         # Such frequent drift is a contest, which is watched for a minute (tests/acceptance/test_contest.py).
-        assert await reached(is_told, PATIENCE), str(seen[name])
+        assert await reached(is_told, 2 * PATIENCE), str(seen[name])
     assert controller.log.count("session with PostgreSQL begins") == 1
 
 
