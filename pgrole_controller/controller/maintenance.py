@@ -56,7 +56,7 @@ class Maintenance:
         while True:
             await anyio.sleep(CHECK_SECONDS)
             await self.record_unstored()
-            recorded = self._databases.take_recorded() | self._take_left()
+            recorded = self._databases.take_recorded() | self._take_abandoned()
             if anyio.current_time() >= due:
                 await self.tend_all()
                 due = anyio.current_time() + PERIOD_SECONDS
@@ -105,12 +105,12 @@ class Maintenance:
             self._installed |= storing
         await self.tend(storing | {name for name in self._installed or () if self._admits(name)}, everything=True)
 
-    def _take_left(self) -> set[str]:
+    def _take_abandoned(self) -> set[str]:
         """Notes the databases that are no longer served. Returns those that are admitted."""
-        left = self._databases.take_abandoned()
+        abandoned = self._databases.take_abandoned()
         if self._installed is not None:
-            self._installed |= left
-        return {name for name in left if self._admits(name)}
+            self._installed |= abandoned
+        return {name for name in abandoned if self._admits(name)}
 
     def _admits(self, database: str) -> bool:
         databases = self._config().databases

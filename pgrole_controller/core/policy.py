@@ -78,8 +78,7 @@ class Policy:
     privileges: PrivilegePolicy = field(default_factory=PrivilegePolicy)
 
 
-#: What a server allows unless its owner declares otherwise: to drop one's own roles, and else nothing of what Policy
-#: allows by default.
+#: What a server allows unless its owner declares otherwise: namespaces may drop their own roles, and nothing more.
 NOTHING_ALLOWED = Policy(admitted=False, role_names=(), attributes=frozenset(), member_of=(), adopt=False)
 
 

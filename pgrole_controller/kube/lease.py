@@ -124,7 +124,7 @@ class Term:
 
     @property
     def stale(self) -> bool:
-        """Whether the API server did not answer and not everything was listed since: what is known may be old."""
+        """Whether what is known may be old: the API server did not answer, and not everything was listed since."""
         return self.unconfirmed or self.listed_after < self.confirmations
 
     @property

@@ -25,7 +25,7 @@ AT_ONCE = 500
 AHEAD = 200
 SECONDS = 240.0
 
-#: What others run meanwhile, by what it is called; each has tables of its own.
+#: Statements that others run meanwhile, by name. Each name has tables of its own.
 OTHERS = {
     "ALTER TABLE": ("ALTER TABLE app.{table} ALTER id SET STATISTICS 10",),
     "ALTER TABLE … OWNER TO": ("ALTER TABLE app.{table} OWNER TO postgres", "ALTER TABLE app.{table} OWNER TO {owner}"),
