@@ -14,6 +14,7 @@ from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres.privileges import acl_attribution
 from pgrole_controller.postgres.privileges.acl_attribution import MOST_ROWS, read_authors
 from tests.integration.event_support import PEOPLE, EventDatabase, event_database
+from tests.servers import Servers
 
 #: Ways in which alice changes table `a`, hiding the statement more or less. `%s`: GRANT … or REVOKE ….
 WAYS = {
@@ -37,8 +38,15 @@ CHANGES = {
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def database(postgres_server: PostgresServer) -> AsyncIterator[EventDatabase]:
-    async with event_database(postgres_server) as made:
+async def server(servers: Servers) -> AsyncIterator[PostgresServer]:
+    """Without autovacuum, whose transactions between a change in a savepoint and its event make the proof weaker."""
+    async with servers.run({"autovacuum": "off"}) as own:
+        yield own
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def database(server: PostgresServer) -> AsyncIterator[EventDatabase]:
+    async with event_database(server) as made:
         yield made
 
 
@@ -302,12 +310,12 @@ async def test_tenants_texts_are_made_printable_and_shortened(database: EventDat
 
 
 async def test_who_acts_as_a_role_whose_name_is_not_utf8_is_named(
-    database: EventDatabase, postgres_server: PostgresServer
+    database: EventDatabase, server: PostgresServer
 ) -> None:
     """Another database created the role in its encoding. Its last byte begins a character of UTF-8."""
     latin = f"latin_{database.name}"
     await database.reading.execute(f"CREATE DATABASE {latin} ENCODING 'LATIN1' TEMPLATE template0 LOCALE 'C'")
-    there = await asyncpg.connect(postgres_server.dsn(database=latin))
+    there = await asyncpg.connect(server.dsn(database=latin))
     await there.execute('CREATE ROLE "caf\xe9"; GRANT "caf\xe9" TO alice')
     await there.close()
     await database.reading.execute(f"DROP DATABASE {latin}")
@@ -329,11 +337,11 @@ async def test_who_acts_as_a_role_whose_name_is_not_utf8_is_named(
 
 @pytest.mark.parametrize("encoding", ["SQL_ASCII", "LATIN1"])
 async def test_a_change_in_a_database_with_another_encoding_is_attributed(
-    postgres_server: PostgresServer, encoding: str
+    server: PostgresServer, encoding: str
 ) -> None:
     options = f"ENCODING '{encoding}' TEMPLATE template0 LC_COLLATE 'C' LC_CTYPE 'C'"
-    async with event_database(postgres_server, options=options) as database:
-        dsn = postgres_server.dsn("alice", database.name, password="pw")
+    async with event_database(server, options=options) as database:
+        dsn = server.dsn("alice", database.name, password="pw")
         alice = await asyncpg.connect(dsn, server_settings={"client_encoding": encoding})
         try:
             async with alice.transaction():  # a raw byte that is not UTF-8, in the statement
