@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import asyncpg
+import pytest
 import pytest_asyncio
 
 from pgrole_controller.local.postgres import PostgresServer
@@ -87,6 +88,7 @@ async def test_whoever_grants_a_role_something_does_not_decide_which_object_adop
         await kube.wait_ready(older)
 
 
+@pytest.mark.slow
 async def test_a_listed_database_that_cannot_be_reached_is_waited_for_and_named(place: PrivilegePlace) -> None:
     kube, old, lake = place.kube, f"{place.name}_old", f"{place.name}_lake"
     home = await asyncpg.connect(place.postgres.dsn())

@@ -100,6 +100,7 @@ async def test_a_role_drift_by_a_closed_session_has_no_author(stage: Stage) -> N
         assert obj["status"]["lastDrift"]["by"] == {"proof": "None"}
 
 
+@pytest.mark.slow
 async def test_a_reported_drift_has_one_history_row_however_often_it_is_found(stage: Stage) -> None:
     role = name_role()
     async with stage.database() as database, person(stage.postgres, "bob") as bob:

@@ -26,12 +26,18 @@ from tests.servers import Servers
 SECRET = "connectionSecret"
 
 
+#: Fields of privileges whose tests `make test` runs. The others take a second each.
+QUICK = {"privileges.schemas.access", "privileges.objects.columns"}
+
+
 def entries() -> list[Any]:
     """Returns the fields that the controller keeps as declared, as parameters of a test."""
-    return [
-        pytest.param(entry, id=path, marks=[pytest.mark.since(entry.since, path)] if entry.since else [])
-        for path, entry in STATE_FIELDS.items()
-    ]
+    return [pytest.param(entry, id=path, marks=marks_of(path, entry)) for path, entry in STATE_FIELDS.items()]
+
+
+def marks_of(path: str, entry: StateField) -> list[pytest.MarkDecorator]:
+    since = [pytest.mark.since(entry.since, path)] if entry.since else []
+    return [*since, pytest.mark.slow] if path.startswith("privileges.") and path not in QUICK else since
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")

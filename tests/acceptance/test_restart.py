@@ -103,7 +103,7 @@ async def test_after_kills_at_random_points_the_next_controller_converges(
             await assert_as_declared(database, left)
 
 
-@pytest.mark.parametrize("policy", ["Retain", "Drop"])
+@pytest.mark.parametrize("policy", ["Retain", pytest.param("Drop", marks=pytest.mark.slow)])
 async def test_an_object_recreated_while_no_controller_ran_replaces_the_old_one(stage: Stage, policy: str) -> None:
     kube = stage.kube
     async with stage.database() as database:

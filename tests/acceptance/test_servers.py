@@ -165,6 +165,7 @@ async def test_a_deleted_server_stays_until_no_object_names_it(stage: Stage, dec
         await declared.wait_gone("main")
 
 
+@pytest.mark.slow
 async def test_an_object_recreated_for_another_server_releases_its_old_claim(
     stage: Stage, declared: PgServers, servers: Servers, role: str
 ) -> None:
@@ -212,6 +213,7 @@ async def test_the_younger_of_two_pgservers_for_one_live_server_is_refused(
         await stage.kube.wait_ready("app")
 
 
+@pytest.mark.slow
 async def test_an_older_pgserver_without_a_session_keeps_the_claims_of_its_objects(
     stage: Stage, declared: PgServers, role: str
 ) -> None:

@@ -1824,7 +1824,11 @@ async def renew_orders(world: DatabaseWorkerWorld) -> None:
     )
 
 
-@pytest.mark.parametrize("live", [False, True])
+#: Whether a controller runs while the changes are made. `make test` tries only that.
+LIVE = pytest.mark.parametrize("live", [pytest.param(False, marks=pytest.mark.slow), True])
+
+
+@LIVE
 async def test_a_later_writer_of_a_row_is_not_blamed_for_anothers_grant(
     world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch, live: bool
 ) -> None:
@@ -1868,7 +1872,7 @@ BOBS = [
 ]
 
 
-@pytest.mark.parametrize("live", [False, True])
+@LIVE
 async def test_who_grants_another_privilege_later_is_not_blamed(
     world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch, live: bool
 ) -> None:
@@ -1888,7 +1892,7 @@ async def test_who_grants_another_privilege_later_is_not_blamed(
                 assert found[granted] == (world.role.replace("reader", "bob"), Evidence.TRANSACTION), (change, later)
 
 
-@pytest.mark.parametrize("live", [False, True])
+@LIVE
 async def test_who_changes_two_privileges_of_a_table_in_a_row_is_the_author_of_both(
     world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch, live: bool
 ) -> None:
@@ -1909,7 +1913,7 @@ async def test_who_changes_two_privileges_of_a_table_in_a_row_is_the_author_of_b
             assert set(found.values()) == {(world.alice, Evidence.TRANSACTION)}, later
 
 
-@pytest.mark.parametrize("live", [False, True])
+@LIVE
 async def test_who_changes_a_column_or_default_privileges_later_is_not_blamed(
     world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch, live: bool
 ) -> None:
@@ -1932,7 +1936,7 @@ async def test_who_changes_a_column_or_default_privileges_later_is_not_blamed(
     await world.home.execute(f"DROP ROLE {creator}")
 
 
-@pytest.mark.parametrize("live", [False, True])
+@LIVE
 @pytest.mark.parametrize("statement", ["{}", "DO $$ BEGIN {}; END $$"])
 async def test_who_created_a_table_is_not_blamed_for_a_column_that_another_revoked(
     world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch, statement: str, live: bool
@@ -1946,7 +1950,7 @@ async def test_who_created_a_table_is_not_blamed_for_a_column_that_another_revok
     assert found == {"SELECT on column app.orders.id was revoked": (world.alice, Evidence.SESSION)}
 
 
-@pytest.mark.parametrize("live", [False, True])
+@LIVE
 async def test_an_earlier_grant_that_was_taken_back_is_not_blamed_for_a_hidden_one(
     world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch, live: bool
 ) -> None:
@@ -1965,7 +1969,7 @@ async def test_an_earlier_grant_that_was_taken_back_is_not_blamed_for_a_hidden_o
         assert (await attribute(world, monkeypatch, statements, live=live))[DELETE_GRANTED] == expected[DELETE_GRANTED]
 
 
-@pytest.mark.parametrize("live", [False, True])
+@LIVE
 async def test_the_authors_of_more_than_a_hundred_transactions_in_one_round_are_named(
     world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch, live: bool
 ) -> None:
@@ -1996,7 +2000,7 @@ async def test_events_are_not_asked_for_again_after_a_look_for_others(
     assert found == {DELETE_GRANTED: (world.alice, Evidence.TRANSACTION)}
 
 
-@pytest.mark.parametrize("live", [False, True])
+@LIVE
 async def test_each_kind_of_drift_that_the_benchmark_counts_is_attributed_to_its_transaction(
     world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch, live: bool
 ) -> None:

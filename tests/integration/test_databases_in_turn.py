@@ -540,6 +540,7 @@ async def test_what_failed_is_tried_again_in_a_turn_of_its_own(
         await three.wait_settled(last)
 
 
+@pytest.mark.slow
 async def test_more_entries_that_cannot_be_revoked_than_a_turn_has_time_for_keep_no_drift_from_being_reported(
     three: DatabasesWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:

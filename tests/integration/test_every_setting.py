@@ -234,7 +234,7 @@ async def check(
 
 
 @pytest.mark.parametrize("controller", CONTROLLERS)
-@pytest.mark.parametrize("where", ["role", "database"])
+@pytest.mark.parametrize("where", ["role", pytest.param("database", marks=pytest.mark.slow)])
 async def test_a_session_works_with_any_setting_of_its_role_or_home_database_or_names_it(
     world: SettingsWorld, controller: str, where: str
 ) -> None:

@@ -46,6 +46,7 @@ async def attend(server: PostgresServer, asked: Mode, seconds: float) -> Session
     return sessions[0]
 
 
+@pytest.mark.slow
 @since_17
 async def test_roles_are_polled_until_the_queue_has_room(server: PostgresServer) -> None:
     assert (await attend(server, Mode.AUTO, 0.0)).detection.mode is Mode.WATCH

@@ -143,7 +143,10 @@ async def scene(request: pytest.FixtureRequest, server: PostgresServer) -> Async
                 await hand.execute(f"DROP ROLE IF EXISTS {quote_identifier(name)}")
 
 
-@pytest.mark.parametrize("superuser", [True, False], ids=["superuser", "no superuser"])
+@pytest.mark.parametrize(
+    "superuser",
+    [pytest.param(True, marks=pytest.mark.slow, id="superuser"), pytest.param(False, id="no superuser")],
+)
 @pytest.mark.parametrize(
     ("kind", "meanwhile"),
     [

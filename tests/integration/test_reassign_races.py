@@ -18,7 +18,10 @@ from tests.integration.test_reassign import SETTINGS, WAITS, ReassignTrial, reac
 from tests.servers import Servers
 
 OWNER = "SELECT relowner FROM pg_class WHERE oid = $1"
-BOTH = pytest.mark.parametrize("superuser", [True, False], ids=["superuser", "no superuser"])
+BOTH = pytest.mark.parametrize(
+    "superuser",
+    [pytest.param(True, marks=pytest.mark.slow, id="superuser"), pytest.param(False, id="no superuser")],
+)
 
 #: Changes to the role's schema mine and the team's schema theirs, by the session that has locked the role's tables.
 MEANWHILE = {

@@ -146,7 +146,7 @@ async def running(*workers: ServerWorker) -> AsyncIterator[None]:
         tasks.cancel_scope.cancel()
 
 
-@pytest.mark.parametrize("break_session", [break_work, break_task])
+@pytest.mark.parametrize("break_session", [break_work, pytest.param(break_task, marks=pytest.mark.slow)])
 async def test_an_unexpected_error_in_a_session_affects_only_its_server(
     servers: Servers,
     own_postgres: PostgresServer,
