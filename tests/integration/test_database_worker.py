@@ -1950,7 +1950,7 @@ async def test_who_created_a_table_is_not_blamed_for_a_column_that_another_revok
     assert found == {"SELECT on column app.orders.id was revoked": (world.alice, Evidence.SESSION)}
 
 
-@LIVE
+@pytest.mark.parametrize("live", [False, True])
 async def test_an_earlier_grant_that_was_taken_back_is_not_blamed_for_a_hidden_one(
     world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch, live: bool
 ) -> None:
