@@ -257,6 +257,6 @@ class PollPace:
         self._recent = deque[float](maxlen=_POLLS)
 
     def pause_after(self, took: float) -> float:
-        """`took`: the last poll, in seconds."""
+        """`took`: the last poll, in seconds. The first ones plan their questions while everything is being granted."""
         self._recent.append(took)
-        return pause_after(min(self._recent), self._interval)
+        return self._interval if len(self._recent) < _POLLS else pause_after(min(self._recent), self._interval)
