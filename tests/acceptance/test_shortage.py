@@ -17,12 +17,12 @@ import pytest_asyncio
 from pgrole_controller.local.apiserver import ApiServer
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.local.process import reached
-from tests.acceptance.disk import small_disk
 from tests.acceptance.privileges import CONTROLLER_ROLE, PASSWORD, role_sql
 from tests.acceptance.scraped_metrics import scrape
 from tests.acceptance.servers import PgServers, pgservers
 from tests.acceptance.timed_controller import TimedController, staying_responsive
 from tests.acceptance.world import PATIENCE, Database, Json, Kube, condition, make_kube, open_database, remove, says
+from tests.disk import small_disk
 from tests.servers import Servers
 
 pytestmark = pytest.mark.slow

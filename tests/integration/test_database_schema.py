@@ -17,6 +17,7 @@ from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres import queries, schema
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.privileges.database_schema import inspect_database, install_database, remove
+from tests.disk import small_disk
 from tests.integration.sql_support import listening
 from tests.releases import BEFORE
 from tests.servers import Servers
@@ -449,6 +450,32 @@ async def test_ddl_succeeds_however_the_event_table_was_damaged(
             await tenant.execute(f"CREATE TABLE own.t{number} ()")
     await tenant.execute("GRANT SELECT ON own.t1 TO PUBLIC; DROP TABLE own.t1; DROP SCHEMA own CASCADE")
     await connection.execute(queries.remove())
+
+
+@pytest.mark.slow
+async def test_ddl_succeeds_while_the_disk_has_no_space_for_its_event(servers: Servers) -> None:
+    async with (
+        servers.run() as server,
+        small_disk(server, ".", 128) as disk,
+        connect(Endpoint(server.dsn()), "test") as made,
+    ):
+        await install_database(made, allowed=True)
+        await made.execute("CREATE TABLE public.kept (a int)")
+        await made.execute(f"CREATE TABLE public.old ({', '.join(f'c{number} int' for number in range(900))})")
+        await made.execute("DROP TABLE public.old")
+        for statement in ("VACUUM pg_attribute", "DELETE FROM pgrole.ddl_event", "VACUUM FULL pgrole.ddl_event"):
+            await made.execute(statement)
+        await made.execute("ALTER TABLE public.kept ALTER a SET STATISTICS 1")
+        assert [row["tag"] for row in await made.fetch(EVENTS)] == ["ALTER TABLE"]
+        await made.execute("DELETE FROM pgrole.ddl_event")
+        await made.execute("VACUUM FULL pgrole.ddl_event")
+        disk.fill()
+        for number in range(2, 22):
+            await made.execute(f"ALTER TABLE public.kept ALTER a SET STATISTICS {number}")
+        assert await made.fetch(EVENTS) == []
+        disk.free()
+        await made.execute("ALTER TABLE public.kept ALTER a SET STATISTICS 22")
+        assert [row["tag"] for row in await made.fetch(EVENTS)] == ["ALTER TABLE"]
 
 
 async def test_the_event_triggers_cause_no_serialization_failures(database: str, connection: Connection) -> None:
