@@ -124,7 +124,7 @@ class Term:
 
     @property
     def stale(self) -> bool:
-        """Whether what is known may be old: the API server did not answer, and not everything was listed since."""
+        """Whether stored objects may be outdated: the API server failed to answer, and has not listed all since."""
         return self.unconfirmed or self.listed_after < self.confirmations
 
     @property

@@ -463,8 +463,8 @@ async def test_ddl_succeeds_while_the_disk_has_no_space_for_its_event(servers: S
         await made.execute("CREATE TABLE public.kept (a int)")
         await made.execute(f"CREATE TABLE public.old ({', '.join(f'c{number} int' for number in range(900))})")
         await made.execute("DROP TABLE public.old")
-        for statement in ("VACUUM pg_attribute", "DELETE FROM pgrole.ddl_event", "VACUUM FULL pgrole.ddl_event"):
-            await made.execute(statement)
+        await made.execute("VACUUM pg_attribute")
+        await made.execute("DELETE FROM pgrole.ddl_event")
         await made.execute("ALTER TABLE public.kept ALTER a SET STATISTICS 1")
         assert [row["tag"] for row in await made.fetch(EVENTS)] == ["ALTER TABLE"]
         await made.execute("DELETE FROM pgrole.ddl_event")
