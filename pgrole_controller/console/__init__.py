@@ -1,1 +1,1 @@
-"""The command `pgrole-controller console`: a read-only web application over PgRoles and PgServers."""
+"""The command `pgrole-controller console`: a read-only web console for PgRoles and PgServers."""

@@ -14,9 +14,9 @@ def add_console(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     """Adds the command `console`."""
     parser = commands.add_parser(
         "console",
-        help="serve a read-only web page with roles, servers and drift",
+        help="serve a read-only web console with roles, servers and drift",
         description=(
-            "Serves a read-only web application with roles, servers, drift and who caused it, live. On a laptop it "
+            "Serves a read-only web console with roles, servers, drift and who caused it, live. On a laptop it "
             "uses your kubeconfig and prints an address that opens one session. In a cluster (--auth token) it has no "
             "permissions of its own: it sends each viewer's own bearer token to the API server."
         ),
