@@ -46,7 +46,9 @@ def set_up(level: str, form: LogFormat) -> None:
     terminal = sys.stderr.isatty()
     handler = logging.StreamHandler(sys.stderr)
     text = form == "text" or (form == "auto" and terminal)
-    handler.setFormatter(_Text(colours=terminal and not os.environ.get("NO_COLOR")) if text else _Json())
+    handler.setFormatter(
+        _TextFormatter(colours=terminal and not os.environ.get("NO_COLOR")) if text else _JsonFormatter()
+    )
     handler.addFilter(_add_reconcile_id)
     handler.addFilter(RepeatFilter().admit)
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
@@ -190,7 +192,7 @@ def _traceback(formatter: logging.Formatter, record: logging.LogRecord) -> str:
     return f"{text[:first]}\n… ({len(text) - LONGEST_TRACEBACK} more)\n{text[-last:]}"
 
 
-class _Text(logging.Formatter):
+class _TextFormatter(logging.Formatter):
     def __init__(self, *, colours: bool) -> None:
         super().__init__()
         self._colours = colours
@@ -204,7 +206,7 @@ class _Text(logging.Formatter):
         return f"{line}\n{_traceback(self, record)}" if record.exc_info else line
 
 
-class _Json(logging.Formatter):
+class _JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         line = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),

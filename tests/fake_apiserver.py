@@ -22,7 +22,7 @@ from pgrole_controller.kube.resource import NAMESPACES, Resource
 
 _DEFINITIONS = Resource("apiextensions.k8s.io", "v1", "customresourcedefinitions")
 Verb = Literal["list", "watch", "post", "patch"]
-Fault = Callable[[web.Request], Awaitable[web.StreamResponse]]
+ApiFault = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 KIND = "Widget"
 WIDGETS = Resource("example.dev", "v1", "widgets")
@@ -89,7 +89,7 @@ def status_body(code: int, reason: str, message: str) -> dict[str, Any]:
     }
 
 
-def refuse(code: int, reason: str, headers: dict[str, str] | None = None) -> Fault:
+def refuse(code: int, reason: str, headers: dict[str, str] | None = None) -> ApiFault:
     """Answers with a Status."""
 
     async def fault(_: web.Request) -> web.StreamResponse:
@@ -98,7 +98,7 @@ def refuse(code: int, reason: str, headers: dict[str, str] | None = None) -> Fau
     return fault
 
 
-def plain(code: int, text: str) -> Fault:
+def plain(code: int, text: str) -> ApiFault:
     """Answers with text/plain, like a proxy."""
 
     async def fault(_: web.Request) -> web.StreamResponse:
@@ -107,7 +107,7 @@ def plain(code: int, text: str) -> Fault:
     return fault
 
 
-def say(*chunks: bytes) -> Fault:
+def say(*chunks: bytes) -> ApiFault:
     """Sends these bytes as a watch, and ends it."""
 
     async def fault(request: web.Request) -> web.StreamResponse:
@@ -120,7 +120,7 @@ def say(*chunks: bytes) -> Fault:
     return fault
 
 
-def freeze(*, headers: bool) -> Fault:
+def freeze(*, headers: bool) -> ApiFault:
     """Accepts the request, then sends nothing, or nothing after the headers."""
 
     async def fault(request: web.Request) -> web.StreamResponse:
@@ -139,8 +139,13 @@ class FakeApiServer:
         self.objects: dict[tuple[str, str], dict[str, Any]] = {}
         self.history: list[tuple[int, dict[str, Any]]] = []
         self.version = 100
-        self.faults: dict[Verb, deque[Fault]] = {"list": deque(), "watch": deque(), "post": deque(), "patch": deque()}
-        self.always: dict[Verb, Fault] = {}  # for every request with the verb, once `faults` are used up
+        self.faults: dict[Verb, deque[ApiFault]] = {
+            "list": deque(),
+            "watch": deque(),
+            "post": deque(),
+            "patch": deque(),
+        }
+        self.always: dict[Verb, ApiFault] = {}  # for every request with the verb, once `faults` are used up
         self.requests: list[web.Request] = []
         self._moved = anyio.Event()
 

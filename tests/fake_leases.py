@@ -21,8 +21,8 @@ PATH = "/apis/coordination.k8s.io/v1/namespaces/pgrole-system/leases"
 DEADLINE = 600.0
 TIMING = LeaseTiming()
 
-Answer = Callable[[], Awaitable[bytes]]
-Fault = Callable[[Answer], Awaitable[bytes]]
+LeaseAnswer = Callable[[], Awaitable[bytes]]
+LeaseFault = Callable[[LeaseAnswer], Awaitable[bytes]]
 Failing = Literal["refuses", "hangs", "unheard", "slow"]
 
 
@@ -35,12 +35,12 @@ class LeaseApi:
     def __init__(self) -> None:
         self.lease: dict[str, Any] | None = None
         self.version = 100
-        self.faults: dict[str, deque[Fault]] = {"GET": deque(), "PUT": deque(), "POST": deque()}
+        self.faults: dict[str, deque[LeaseFault]] = {"GET": deque(), "PUT": deque(), "POST": deque()}
         self.holders: list[str] = []  # every holder that was written, in order
         self._moved = anyio.Event()
         self._history: list[tuple[int, dict[str, Any]]] = []
 
-    def fail(self, verb: str, *faults: Fault) -> None:
+    def fail(self, verb: str, *faults: LeaseFault) -> None:
         self.faults[verb].extend(faults)
 
     def write(self, spec: dict[str, Any], **given: Any) -> bytes:
@@ -125,28 +125,28 @@ class LeaseApi:
 LEASE_METADATA = {"namespace": LEASE.namespace, "name": LEASE.name}
 
 
-async def lose_the_answer(answer: Answer) -> bytes:
+async def lose_the_answer(answer: LeaseAnswer) -> bytes:
     """The request succeeds, but its answer is lost."""
     await answer()
     raise Unreachable("reset")
 
 
-async def hang(_answer: Answer) -> bytes:
+async def hang(_answer: LeaseAnswer) -> bytes:
     await anyio.sleep_forever()
     raise AssertionError("it slept forever")
 
 
-def answer_with(status: int, reason: str) -> Fault:
-    async def fault(_answer: Answer) -> bytes:
+def answer_with(status: int, reason: str) -> LeaseFault:
+    async def fault(_answer: LeaseAnswer) -> bytes:
         raise ApiError(status, reason, "on purpose")
 
     return fault
 
 
-def late(seconds: float) -> Fault:
+def late(seconds: float) -> LeaseFault:
     """The request succeeds, but the answer arrives after the deadline, as at a paused process."""
 
-    async def fault(answer: Answer) -> bytes:
+    async def fault(answer: LeaseAnswer) -> bytes:
         said = await answer()
         pause(seconds)
         return said

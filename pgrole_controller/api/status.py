@@ -33,7 +33,7 @@ class AppliedServer(Model):
     )
 
 
-Proof = Literal["Transaction", "Log", "Statistics", "Session", "None"]
+AuthorProof = Literal["Transaction", "Log", "Statistics", "Session", "None"]
 _PROOF = (
     "What proves it. Transaction: an event or a line of the audit log with the transaction's ID. Log: a line of the "
     "statement log. Statistics: pg_stat_statements, which names only the login. Session: a session that was "
@@ -75,14 +75,14 @@ class DriftCause(Model):
         ),
         json_schema_extra={"maxLength": 120},
     )
-    proof: Proof = Field(description=_PROOF)
+    proof: AuthorProof = Field(description=_PROOF)
 
 
 class RecordedCause(Model):
     """Who caused a drift, in short."""
 
     login: str | None = Field(default=None, description=_LOGIN, json_schema_extra={"maxLength": NAME_BYTES})
-    proof: Proof = Field(description=_PROOF)
+    proof: AuthorProof = Field(description=_PROOF)
 
 
 class DriftHistoryEntry(Model):

@@ -9,7 +9,7 @@ from pgrole_controller.core.findings.finding import Finding, FindingState
 from pgrole_controller.kube.errors import KubeError, explain_error
 
 #: The findings of one question.
-Check = Callable[[], Awaitable[list[Finding]]]
+DoctorCheck = Callable[[], Awaitable[list[Finding]]]
 
 
 @dataclass(slots=True)
@@ -19,7 +19,7 @@ class CheckList:
     area: str
     findings: list[Finding] = field(default_factory=list)
 
-    async def run(self, name: str, check: Check, *, failed: FindingState = FindingState.UNKNOWN) -> bool:
+    async def run(self, name: str, check: DoctorCheck, *, failed: FindingState = FindingState.UNKNOWN) -> bool:
         """Adds what the check finds, or, in state `failed`, why it failed. Returns whether it could be run."""
         try:
             found = await check()

@@ -12,7 +12,7 @@ from weakref import ref as weakref
 from pgrole_controller.console.object_fields import BRIEF, keep_fields
 from pgrole_controller.core.request import Key
 from pgrole_controller.event_loop import Signal
-from pgrole_controller.kube.store import Change, Store
+from pgrole_controller.kube.store import Store, StoreChange
 from pgrole_controller.kube.stored_object import Stored, pack
 from pgrole_controller.kube.unvalidated import limit_depth
 
@@ -26,14 +26,14 @@ Name = TypeVar("Name")
 MOST_OF_VIEWER = 24 * 2**20
 MOST_IN_ALL = 96 * 2**20
 
-Identity = tuple[str, str, int]
+SharedKey = tuple[str, str, int]
 
 
 class SharedObjects:
     """Holds no object by itself: what no viewer's store has any more is freed. `size`: bytes of all objects."""
 
     def __init__(self) -> None:
-        self._known: dict[Identity, weakref[Stored]] = {}
+        self._known: dict[SharedKey, weakref[Stored]] = {}
         self.size = 0
 
     def __len__(self) -> int:
@@ -50,7 +50,7 @@ class SharedObjects:
         self.size += identity[2]
         return new
 
-    def _forget(self, identity: Identity, gone: "weakref[Stored]") -> None:
+    def _forget(self, identity: SharedKey, gone: "weakref[Stored]") -> None:
         self.size -= identity[2]
         if self._known.get(identity) is gone:
             del self._known[identity]
@@ -110,20 +110,20 @@ class ViewedStore(Store):
                 self._progressed()
         return shared
 
-    def replacing(self, everything: Iterable[Stored]) -> Iterator[Change | None]:
+    def replacing(self, everything: Iterable[Stored]) -> Iterator[StoreChange | None]:
         yield from super().replacing(everything)
         self._arrived = {}
         self._count(sum(len(stored.body) for _, stored in self.items()) - self._used)
         self.begun.set()
         self._progressed()
 
-    def put(self, new: Stored, by: Key | None = None) -> Change | None:
+    def put(self, new: Stored, by: Key | None = None) -> StoreChange | None:
         change = super().put(new, by)
         if change is not None:
             self._count(len(new.body) - (len(change.old.body) if change.old is not None else 0))
         return change
 
-    def remove(self, key: Key, uid: str, by: Key | None = None) -> Change | None:
+    def remove(self, key: Key, uid: str, by: Key | None = None) -> StoreChange | None:
         change = super().remove(key, uid, by)
         if change is not None and change.old is not None:
             self._count(-len(change.old.body))

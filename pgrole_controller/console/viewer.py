@@ -23,7 +23,7 @@ from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import AnswerTooLong, ApiError, KubeError, NotConfigured
 from pgrole_controller.kube.reflector import WatchTiming, reflect
 from pgrole_controller.kube.resource import PGROLES
-from pgrole_controller.kube.store import Change
+from pgrole_controller.kube.store import StoreChange
 from pgrole_controller.kube.stored_object import Stored
 from pgrole_controller.kube.transport import Reachability
 
@@ -334,10 +334,10 @@ class Viewer:
         self._refused = True
         self._rescope.set()
 
-    def _note_role(self, change: Change) -> None:
+    def _note_role(self, change: StoreChange) -> None:
         self.live.note(f"role/{change.key}")
 
-    def _note_server(self, change: Change) -> None:
+    def _note_server(self, change: StoreChange) -> None:
         self.live.note(f"server/{change.key.name}")
 
     def _forget(self) -> None:

@@ -61,7 +61,7 @@ _RETRY = Backoff(1.0, 60.0)
 
 #: What shares one row: object, role, fields, whether corrected; the minute and, unless they are its first, the values
 #: and the login; or, of a reported drift, values and rows.
-_Identity = tuple[str, str, str, bool, str]
+_RowKey = tuple[str, str, str, bool, str]
 
 Name = TypeVar("Name")
 Value = TypeVar("Value")
@@ -80,8 +80,8 @@ class Attributor:
         self._found: OrderedDict[Key, FoundCause] = OrderedDict()
         self._reported: dict[Key, RoleDrift] = {}  # reported, and not yet undone
         self._noted: OrderedDict[str, datetime] = OrderedDict()  # the last drift of each role
-        self._recent: OrderedDict[_Identity, RecordedDrift] = OrderedDict()
-        self._rows: OrderedDict[_Identity, RecordedDrift] = OrderedDict()  # not yet written
+        self._recent: OrderedDict[_RowKey, RecordedDrift] = OrderedDict()
+        self._rows: OrderedDict[_RowKey, RecordedDrift] = OrderedDict()  # not yet written
         self._changed = Signal()
 
     def note(
@@ -218,7 +218,7 @@ class Attributor:
                     await self._record_alone(connection, session, one)
 
     async def _record(
-        self, connection: Connection, session: Session, some: Sequence[tuple[_Identity, RecordedDrift]]
+        self, connection: Connection, session: Session, some: Sequence[tuple[_RowKey, RecordedDrift]]
     ) -> None:
         opening, rows = session.claims.opening(), [row for _, row in some]
         await record_at_home(connection, rows, self._config().history, opening, session.fence)
@@ -226,9 +226,7 @@ class Attributor:
             if self._rows.get(identity) is row:
                 del self._rows[identity]
 
-    async def _record_alone(
-        self, connection: Connection, session: Session, one: tuple[_Identity, RecordedDrift]
-    ) -> None:
+    async def _record_alone(self, connection: Connection, session: Session, one: tuple[_RowKey, RecordedDrift]) -> None:
         """A row with a character that the database's encoding lacks is recorded without its values, or dropped."""
         identity, row = one
         for attempt in (row, replace(row, values={}, by=DriftAuthor())):

@@ -55,7 +55,7 @@ class HealthPage:
     content_type: str = TEXT
 
 
-Pages = Mapping[str, Callable[[], Awaitable[HealthPage]]]
+HealthPages = Mapping[str, Callable[[], Awaitable[HealthPage]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ _NO_HTTP = _HealthRequest("GET", "", "1.1", keeps_alive=False, fault=400)
 
 
 class HealthPort:
-    def __init__(self, pages: Pages) -> None:
+    def __init__(self, pages: HealthPages) -> None:
         """`pages` by path."""
         self._pages = pages
         self._connections: dict[HealthConnection, None] = {}  # the oldest first

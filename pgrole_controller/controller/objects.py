@@ -25,7 +25,7 @@ from pgrole_controller.core.request import Key
 from pgrole_controller.core.state import Desired
 from pgrole_controller.core.status import is_contested, is_ready
 from pgrole_controller.kube.server_side_apply import FINALIZER
-from pgrole_controller.kube.store import Change, Store
+from pgrole_controller.kube.store import Store, StoreChange
 from pgrole_controller.kube.stored_object import Stored
 from pgrole_controller.kube.unvalidated import mapping, sequence
 
@@ -125,7 +125,7 @@ def declared_version(stored: Stored) -> tuple[Any, ...]:
     return tuple(metadata.get(name) for name in ("uid", "generation", "deletionTimestamp", "annotations", "finalizers"))
 
 
-def is_own_write(change: Change) -> bool:
+def is_own_write(change: StoreChange) -> bool:
     """Whether only what this process wrote for the object differs: its status, its finalizer. Another change may have
     come between the last read and the answer to the write. A lost finalizer is such a change unless the object is being
     deleted: then this process removed its own.

@@ -36,7 +36,7 @@ from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transien
 from pgrole_controller.core.request import Key, Rank, RequestReason
 from pgrole_controller.event_loop import Signal
 from pgrole_controller.kube.client import Client
-from pgrole_controller.kube.store import Change, Store
+from pgrole_controller.kube.store import Store, StoreChange
 from pgrole_controller.kube.stored_object import Stored
 
 log = logging.getLogger(__name__)
@@ -109,7 +109,7 @@ class ServerWorkers:
     def __iter__(self) -> Iterator[ServerWorker]:
         return iter([running.worker for running in self._running.values()])
 
-    def changed(self, change: Change) -> None:
+    def changed(self, change: StoreChange) -> None:
         """Notes that a PgServer, or anything in the controller's own namespace, changed."""
         if is_own_write(change):
             return

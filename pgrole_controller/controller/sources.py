@@ -15,7 +15,7 @@ from pgrole_controller.controller.privileges.grantees import Grantees
 from pgrole_controller.controller.queue import Queue
 from pgrole_controller.core.request import Key, Rank, Request, RequestReason
 from pgrole_controller.event_loop import Signal
-from pgrole_controller.kube.store import Change, Store
+from pgrole_controller.kube.store import Store, StoreChange
 from pgrole_controller.kube.stored_object import Stored
 
 #: Name of the queue for objects whose PgServer does not exist.
@@ -37,7 +37,7 @@ class PgRoleSource:
         self._queue = queue
         self._servers = servers
 
-    def changed(self, change: Change) -> None:
+    def changed(self, change: StoreChange) -> None:
         if is_own_write(change):
             return
         seen = change.new or change.old
@@ -109,7 +109,7 @@ class SecretSource:
         self._secrets = secrets
         self.keys = KeysInTurns(self._enqueue)
 
-    def changed(self, change: Change) -> None:
+    def changed(self, change: StoreChange) -> None:
         if not self._secrets.synced.is_set():
             return  # the first list: all at once when it is complete
         self.keys.add(self._pgroles.objects.naming(change.key) - {change.by})
@@ -138,7 +138,7 @@ class NamespaceSource:
         self._objects = pgroles.objects
         self.keys = KeysInTurns(self._enqueue)
 
-    def changed(self, change: Change) -> None:
+    def changed(self, change: StoreChange) -> None:
         """Handles a change from the watch."""
         if change.new is not None:
             self.known(self._objects.namespaces.waiting(change.key.name))
@@ -162,7 +162,7 @@ def _labels(stored: Stored) -> tuple[str, Any]:
     return stored.uid, stored.object()["metadata"].get("labels")
 
 
-def _is_status_only(change: Change) -> bool:
+def _is_status_only(change: StoreChange) -> bool:
     return (
         change.old is not None
         and change.new is not None

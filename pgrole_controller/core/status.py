@@ -31,7 +31,7 @@ from pgrole_controller.core.privileges.privilege_result import DriftAuthor
 from pgrole_controller.core.role_drift import FoundCause
 
 #: A condition as in the object: type, status, reason, message, observedGeneration, lastTransitionTime.
-Condition = Mapping[str, Any]
+StatusCondition = Mapping[str, Any]
 
 _LARGEST_COUNT = 2**63 - 1  # format int64
 
@@ -210,7 +210,7 @@ def _has_condition(status: object, name: str, value: str) -> bool:
 
 
 def build_conditions(
-    previous: Sequence[Condition], outcome: Outcome, generation: int, now: datetime, *, keep_message: bool = True
+    previous: Sequence[StatusCondition], outcome: Outcome, generation: int, now: datetime, *, keep_message: bool = True
 ) -> list[dict[str, Any]]:
     """Builds the conditions. `keep_message`: while the object stays Ready, the message from when it became Ready stays
     too.
@@ -231,7 +231,7 @@ def build_conditions(
 
 
 def _condition(
-    before: Condition | None, kind: str, true: bool, outcome: Outcome, generation: int, now: datetime
+    before: StatusCondition | None, kind: str, true: bool, outcome: Outcome, generation: int, now: datetime
 ) -> dict[str, Any]:
     status = "True" if true else "False"
     same = before is not None and before["status"] == status

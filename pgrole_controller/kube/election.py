@@ -43,7 +43,7 @@ from pgrole_controller.kube.lease import (
 )
 from pgrole_controller.kube.reflector import reflect
 from pgrole_controller.kube.resource import LEASES
-from pgrole_controller.kube.store import Change, Store, is_older
+from pgrole_controller.kube.store import Store, StoreChange, is_older
 from pgrole_controller.kube.unvalidated import parse
 
 log = logging.getLogger(__name__)
@@ -275,7 +275,7 @@ class Elector:
             self._client, LEASES, Store(), self._see_change, namespace=self.lease.namespace, name=self.lease.name
         )
 
-    def _see_change(self, change: Change) -> None:
+    def _see_change(self, change: StoreChange) -> None:
         self._heard_at = anyio.current_time()
         version = None if self._observed is None else self._observed.version
         if change.new is None:

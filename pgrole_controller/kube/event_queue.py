@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any, Literal
 
 EventType = Literal["Normal", "Warning"]
-Series = tuple[str, str, str]
+SeriesKey = tuple[str, str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Occurrence:
         return str(self.regarding.get("namespace") or "default")
 
     @property
-    def series(self) -> Series:
+    def series(self) -> SeriesKey:
         return str(self.regarding.get("uid")), self.reason, self.note
 
 
@@ -43,8 +43,8 @@ class Occurrence:
 class _NamespaceQueue:
     """The occurrences of one namespace, each in the order in which they were put."""
 
-    urgent: dict[Series, Occurrence] = field(default_factory=dict)
-    others: dict[Series, Occurrence] = field(default_factory=dict)
+    urgent: dict[SeriesKey, Occurrence] = field(default_factory=dict)
+    others: dict[SeriesKey, Occurrence] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.urgent) + len(self.others)

@@ -25,7 +25,7 @@ from pgrole_controller.core.request import Key
 from pgrole_controller.event_loop import Signal
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import NAMESPACE_GOES, ApiError, Unreachable
-from pgrole_controller.kube.event_queue import EventQueue, EventType, Occurrence, Series
+from pgrole_controller.kube.event_queue import EventQueue, EventType, Occurrence, SeriesKey
 from pgrole_controller.kube.resource import EVENTS, MERGE_PATCH
 from pgrole_controller.kube.stored_object import Stored
 
@@ -85,7 +85,7 @@ class Recorder:
         self._places = anyio.CapacityLimiter(AT_ONCE)
         self._retrying = anyio.Lock()
         self._accepted = Signal()  # pulsed with each Event that is written
-        self._series: OrderedDict[Series, _Series] = OrderedDict()
+        self._series: OrderedDict[SeriesKey, _Series] = OrderedDict()
         self._closed = False
 
     def record(

@@ -24,7 +24,7 @@ _FEW = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class StoreChange:
     """A created (no `old`), deleted (no `new`) or changed object. If it was deleted and created again unseen, the uids
     differ.
 
@@ -37,7 +37,7 @@ class Change:
     by: Key | None = None
 
 
-Listener = Callable[[Change], None]
+Listener = Callable[[StoreChange], None]
 
 
 class _LargeGroup(dict[Key, None]):
@@ -158,8 +158,8 @@ class Store:
         known = self._objects.get(key)
         return self._is_gone(uid, None) or (known is not None and not is_older(known.resource_version, than=version))
 
-    def put(self, new: Stored, by: Key | None = None) -> Change | None:
-        """Stores an object from a watch or from the answer to a write, whichever comes first. `by` as in Change.
+    def put(self, new: Stored, by: Key | None = None) -> StoreChange | None:
+        """Stores an object from a watch or from the answer to a write, whichever comes first. `by` as in StoreChange.
 
         Returns None if it is nothing new: the version is known or older, or the object was seen deleted.
         """
@@ -171,7 +171,7 @@ class Store:
         self._removed.pop(new.uid, None)
         return self._announce(self._set(new.key, old, new, by))
 
-    def remove(self, key: Key, uid: str, by: Key | None = None) -> Change | None:
+    def remove(self, key: Key, uid: str, by: Key | None = None) -> StoreChange | None:
         """Removes that object, by uid; a late answer to a write does not bring it back. None if it was not stored."""
         self._remember_removed(uid)
         old = self._objects.get(key)
@@ -179,7 +179,7 @@ class Store:
             return None
         return self._announce(self._set(key, old, None, by))
 
-    def settle(self, seen: Stored, written: Stored | None) -> Change | None:
+    def settle(self, seen: Stored, written: Stored | None) -> StoreChange | None:
         """Stores what the API server answered to a write to `seen`; None: that object is gone, though the watch may not
         say so yet.
         """
@@ -187,19 +187,19 @@ class Store:
             return self.put(written, by=seen.key)
         return self.remove(seen.key, seen.uid)
 
-    def replace(self, everything: Iterable[Stored]) -> list[Change]:
+    def replace(self, everything: Iterable[Stored]) -> list[StoreChange]:
         """Replaces everything by a complete list, whatever its versions; objects not listed are removed.
 
         Listeners are notified after all of it is stored, of deletions first.
         """
         return [change for change in self.replacing(everything) if change is not None]
 
-    def replacing(self, everything: Iterable[Stored]) -> Iterator[Change | None]:
+    def replacing(self, everything: Iterable[Stored]) -> Iterator[StoreChange | None]:
         """Does what `replace` does, an object at a time, so that others can have a turn: with thousands, it takes
         seconds. Yields None, and each change that was announced. Run it to its end.
         """
         listed = {new.key: new for new in everything}
-        changes: list[Change] = []
+        changes: list[StoreChange] = []
         for key in [key for key in self._objects if key not in listed]:
             if (old := self._objects.get(key)) is not None:
                 changes.append(self._set(key, old, None, listed=True))
@@ -213,7 +213,7 @@ class Store:
         for change in changes:
             yield self._announce(change)
 
-    def _announce(self, change: Change) -> Change:
+    def _announce(self, change: StoreChange) -> StoreChange:
         for listener in self._listeners:
             try:
                 listener(change)
@@ -227,7 +227,7 @@ class Store:
 
     def _set(
         self, key: Key, old: Stored | None, new: Stored | None, by: Key | None = None, *, listed: bool = False
-    ) -> Change:
+    ) -> StoreChange:
         if old is not None and (new is None or new.uid != old.uid):
             self._remember_removed(old.uid, lacked=listed)
         if self._index is not None:
@@ -241,7 +241,7 @@ class Store:
             self._objects.pop(key, None)
         else:
             self._objects[key] = new
-        return Change(key, old, new, by)
+        return StoreChange(key, old, new, by)
 
     def _entries_of(self, key: Key, stored: Stored | None) -> set[str]:
         """Returns the index values of an object; none if the index function fails."""

@@ -19,7 +19,6 @@ import yaml
 from pgrole_controller.ending import DONE, FAILED, end
 
 _PATH = "/apis/pgrole.dev/v1alpha1/pgroles"
-Json = dict[str, Any]
 _AS_TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io"
 
 
@@ -64,7 +63,7 @@ def _show(kubeconfig: str, *, watch: bool) -> None:
             _write_rows(table, shown)
 
 
-def _write_heading(table: Json) -> list[int]:
+def _write_heading(table: dict[str, Any]) -> list[int]:
     """Selects the columns of priority 0, which kubectl shows without -o wide."""
     definitions = table["columnDefinitions"]
     shown = [index for index, one in enumerate(definitions) if one.get("priority", 0) == 0]
@@ -72,7 +71,7 @@ def _write_heading(table: Json) -> list[int]:
     return shown
 
 
-def _write_rows(table: Json, shown: Sequence[int]) -> None:
+def _write_rows(table: dict[str, Any], shown: Sequence[int]) -> None:
     for row in table.get("rows") or []:
         cells = ("" if row["cells"][index] is None else str(row["cells"][index]) for index in shown)
         _write([row["object"]["metadata"]["namespace"], *cells])

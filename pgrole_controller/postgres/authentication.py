@@ -8,12 +8,12 @@ import re
 import struct
 from collections.abc import Iterable
 from enum import IntEnum
-from typing import Final, Literal, get_args
+from typing import Final
 
 from pgrole_controller.core.scram import MOST_ITERATIONS
 
-Method = Literal["password", "md5", "scram-sha-256", "none"]
-METHODS: Final[tuple[Method, ...]] = get_args(Method)
+#: Those of spec.connection.requireAuth: `Method` in api.pgserver, which this package cannot load without pydantic.
+METHODS: Final = ("password", "md5", "scram-sha-256", "none")
 
 #: Methods for a server whose identity is not verified: they reveal neither the password nor an equivalent.
 UNVERIFIED: Final = frozenset[str]({"scram-sha-256", "none"})

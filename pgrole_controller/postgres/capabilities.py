@@ -91,10 +91,10 @@ _COLUMNS = (
 )
 
 #: One row of sql/inspect/access.sql.
-Access = Mapping[str, Any]
+AccessRow = Mapping[str, Any]
 
 
-async def read_access(connection: Connection) -> Access:
+async def read_access(connection: Connection) -> AccessRow:
     """The privileges of the controller's role in the home database. Raises PgRoleError."""
     with translate_errors():
         row = await connection.fetchrow(queries.inspect("access"), timeout=_DEADLINE)
@@ -108,7 +108,7 @@ class Capabilities:
     """The state of the home database. `missing`: why schema pgrole does not exist; claims are in status then."""
 
     identity: Identity
-    access: Access
+    access: AccessRow
     schema_state: SchemaState
     guarded: bool
     missing: SchemaMissing | None

@@ -41,7 +41,7 @@ class FieldPlace:
 
 
 See = Callable[[FieldPlace], Awaitable[Any]]
-Do = Callable[[FieldPlace], Awaitable[None]]
+FieldStep = Callable[[FieldPlace], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class StateField:
     without: Json | None
     default: Any
     see: str | See
-    drift: str | Do
+    drift: str | FieldStep
     drifted: Any
     drift_name: str
     since: int = 0

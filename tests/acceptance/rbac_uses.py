@@ -59,10 +59,10 @@ class RbacPlace:
             raise self.controller.process.failure(f"{what}: {permission}")
 
 
-Do = Callable[[RbacPlace, str], Awaitable[object]]
+RbacStep = Callable[[RbacPlace, str], Awaitable[object]]
 
 #: Tells whether the log, from this character on, contains these words about this name.
-PendingStatus = Callable[[RbacPlace, str, str, int], Awaitable[bool]]
+IsLogged = Callable[[RbacPlace, str, str, int], Awaitable[bool]]
 
 
 async def do_nothing(place: RbacPlace, name: str) -> None:
@@ -76,9 +76,9 @@ class Use:
     `prepare` runs first, with the same name.
     """
 
-    do: Do
-    said: PendingStatus
-    prepare: Do = do_nothing
+    do: RbacStep
+    said: IsLogged
+    prepare: RbacStep = do_nothing
 
 
 async def log_says(place: RbacPlace, name: str, words: str, since: int) -> bool:

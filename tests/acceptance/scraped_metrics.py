@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from pgrole_controller.local.process import reached
 from tests.acceptance.world import PATIENCE, Controller
 
-Series = tuple[str, frozenset[tuple[str, str]]]
+SampleKey = tuple[str, frozenset[tuple[str, str]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class ScrapedMetrics:
     """`/metrics` at one moment."""
 
     text: str
-    samples: dict[Series, float]
+    samples: dict[SampleKey, float]
 
     def get(self, name: str, **labels: str) -> float | None:
         """Returns the one sample with these labels; None if there is none."""

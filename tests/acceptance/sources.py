@@ -39,7 +39,7 @@ class SourceScene:
         return await self.database.fetchval(sql, self.of(source))
 
 
-Do = Callable[[SourceScene], Awaitable[object]]
+SourceStep = Callable[[SourceScene], Awaitable[object]]
 Is = Callable[[SourceScene], Awaitable[bool]]
 Without = Callable[[SourceScene], AbstractAsyncContextManager[None]]
 
@@ -53,14 +53,14 @@ class ReconcileSource:
     """
 
     name: str
-    prepare: Do
-    change: Do
+    prepare: SourceStep
+    change: SourceStep
     noticed: Is
     without: Without
     catalog: str = ""
 
 
-def declared(name: str, **spec: Any) -> Do:
+def declared(name: str, **spec: Any) -> SourceStep:
     async def prepare(scene: SourceScene) -> None:
         await scene.kube.apply(scene.of(name), **spec)
         await scene.kube.wait_ready(scene.of(name))
@@ -68,7 +68,7 @@ def declared(name: str, **spec: Any) -> Do:
     return prepare
 
 
-def executed(name: str, sql: str) -> Do:
+def executed(name: str, sql: str) -> SourceStep:
     """`{}` is the role of this source."""
 
     async def change(scene: SourceScene) -> None:

@@ -12,7 +12,7 @@ from pgrole_controller.core.next_attempt import CONFIRM_SECONDS
 from tests.acceptance.drifts import ATTRIBUTES, POWERFUL
 from tests.acceptance.world import Controller, Database, Json, Kube, Stage, condition, is_ready, running
 
-Row = Mapping[str, Any]
+RoleRow = Mapping[str, Any]
 
 #: Deadline for what should take seconds, on a busy machine.
 ATTEMPTS = 10
@@ -140,7 +140,7 @@ async def test_drift_repeated_immediately_after_each_repair_is_always_repaired(
         assert obj["status"]["driftCount"] == count
 
 
-def stands(column: str, value: object) -> Callable[[Row], bool]:
+def stands(column: str, value: object) -> Callable[[RoleRow], bool]:
     return lambda row: bool(row[column] == value)
 
 

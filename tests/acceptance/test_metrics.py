@@ -8,7 +8,7 @@ import pytest
 
 from pgrole_controller import __version__
 from pgrole_controller.local.process import reached
-from tests.acceptance.scraped_metrics import ScrapedMetrics, Series, scrape, wait_figures
+from tests.acceptance.scraped_metrics import SampleKey, ScrapedMetrics, scrape, wait_figures
 from tests.acceptance.servers import pgservers
 from tests.acceptance.world import PATIENCE, Controller, Database, Stage, condition, running
 from tests.servers import Servers
@@ -143,7 +143,7 @@ async def test_series_name_no_role_object_or_secret_and_do_not_grow_with_objects
         assert servers == {"default", "(undeclared)"}
 
 
-def series(figures: ScrapedMetrics) -> set[Series]:
+def series(figures: ScrapedMetrics) -> set[SampleKey]:
     """Returns series without buckets."""
     return {one for one in figures.samples if not one[0].endswith("_bucket")}
 

@@ -11,7 +11,7 @@ from tests.compose.engine import EngineError
 
 PAUSE = "pgrole.dev/pause:1"
 _DNS = SERVICES.rpartition(".")[0] + ".10"  # in dns.yaml
-Config = dict[str, object]
+KubeConfig = dict[str, object]
 
 
 class Node:
@@ -119,7 +119,7 @@ class Node:
             SystemdCgroup = false
         """
 
-    def _kubelet(self) -> Config:
+    def _kubelet(self) -> KubeConfig:
         return {
             "apiVersion": "kubelet.config.k8s.io/v1beta1",
             "kind": "KubeletConfiguration",
@@ -139,7 +139,7 @@ class Node:
             "imageGCHighThresholdPercent": 100,
         }
 
-    def _proxy(self) -> Config:
+    def _proxy(self) -> KubeConfig:
         return {
             "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
             "kind": "KubeProxyConfiguration",

@@ -4,9 +4,11 @@ allowed method.
 
 import base64
 import time
+from typing import get_args
 
 import pytest
 
+from pgrole_controller.api.pgserver import Method
 from pgrole_controller.core.errors import PgRoleError, Transient
 from pgrole_controller.dsn import split_methods
 from pgrole_controller.local.postgres import SUPERUSER, PostgresServer
@@ -25,6 +27,10 @@ ASKING = {
     "scram-sha-256": SASL,
     "none": GREETING,
 }
+
+
+def test_the_methods_are_those_of_the_api() -> None:
+    assert get_args(Method) == METHODS
 
 
 def endpoint_of(port: int, *methods: str, password: str = PASSWORD) -> Endpoint:

@@ -28,7 +28,7 @@ from tests.servers import Servers
 SLACK = 15.0
 SECRET = "s3cr3t-word"
 
-Phase = Literal["nothing", "tls", "login", "ready", "question"]
+ConnectionPhase = Literal["nothing", "tls", "login", "ready", "question"]
 _SETTINGS = {"server_version": "18.4", "client_encoding": "UTF8", "standard_conforming_strings": "on"}
 
 
@@ -36,7 +36,7 @@ _SETTINGS = {"server_version": "18.4", "client_encoding": "UTF8", "standard_conf
 class Mute:
     """A peer that stops answering in one phase, and knows who is connected."""
 
-    phase: Phase
+    phase: ConnectionPhase
     port: int = 0
     seen: int = 0
     open: set[asyncio.StreamWriter] = field(default_factory=set)
@@ -76,7 +76,7 @@ def _message(kind: bytes, body: bytes) -> bytes:
 
 
 @asynccontextmanager
-async def mute(phase: Phase, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[Mute]:
+async def mute(phase: ConnectionPhase, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[Mute]:
     """Asserts at the end that no client is connected."""
     peer = Mute(phase)
     server = await asyncio.start_server(peer.serve, host, port)
@@ -160,9 +160,9 @@ def test_endpoints_are_equal_when_no_new_connection_is_needed() -> None:
 
 
 async def test_connecting_to_a_server_that_stops_answering_in_any_phase_fails_in_time() -> None:
-    said: dict[tuple[Phase, str], str] = {}
+    said: dict[tuple[ConnectionPhase, str], str] = {}
 
-    async def try_it(phase: Phase, how: str) -> None:
+    async def try_it(phase: ConnectionPhase, how: str) -> None:
         async with mute(phase) as peer:
             if how == "dsn":
                 endpoint = Endpoint(f"postgresql://user:{SECRET}@127.0.0.1:{peer.port}/db?sslmode=disable")
@@ -174,8 +174,8 @@ async def test_connecting_to_a_server_that_stops_answering_in_any_phase_fails_in
             said[phase, how] = caught.value.message.replace(f"127.0.0.1:{peer.port}: ", "")
             assert peer.seen >= 1
 
-    plain: tuple[Phase, ...] = ("nothing", "login", "ready", "question")
-    asked: list[tuple[Phase, str]] = [(phase, how) for phase in plain for how in ("disable", "dsn")]
+    plain: tuple[ConnectionPhase, ...] = ("nothing", "login", "ready", "question")
+    asked: list[tuple[ConnectionPhase, str]] = [(phase, how) for phase in plain for how in ("disable", "dsn")]
     asked += [("nothing", "require"), ("tls", "require")]
     async with nothing_left(), anyio.create_task_group() as tasks:
         for phase, how in asked:

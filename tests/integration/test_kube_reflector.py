@@ -25,7 +25,7 @@ from pgrole_controller.kube.reflector import WatchTiming, reflect
 from pgrole_controller.kube.resource import MERGE_PATCH, SECRETS, Resource
 from pgrole_controller.kube.secrets import read_secret, stored_of
 from pgrole_controller.kube.server_side_apply import apply_status
-from pgrole_controller.kube.store import Change, Store
+from pgrole_controller.kube.store import Store, StoreChange
 from pgrole_controller.kube.stored_object import Stored, pack
 from pgrole_controller.local.apiserver import ApiServer
 from pgrole_controller.local.apiserver import api_server as run_api_server
@@ -33,8 +33,8 @@ from pgrole_controller.local.binaries import Binaries
 from pgrole_controller.local.kubeconfig import write_kubeconfig
 from tests.fake_apiserver import (
     WIDGETS,
+    ApiFault,
     FakeApiServer,
-    Fault,
     define_widgets,
     freeze,
     make_namespace,
@@ -71,7 +71,7 @@ class Followed:
         metadata_only: bool = False,
     ) -> None:
         self.store = Store()
-        self.changes: list[Change] = []
+        self.changes: list[StoreChange] = []
 
         async def run() -> None:
             await reflect(
@@ -382,7 +382,7 @@ EVENT = {"type": "ADDED", "object": {"metadata": {"name": "a", "namespace": "sho
     ],
 )
 async def test_after_an_invalid_answer_the_watch_continues_from_the_last_version(
-    fake: FakeApiServer, faked: Client, fault: Fault
+    fake: FakeApiServer, faked: Client, fault: ApiFault
 ) -> None:
     fake.put("shop", "a")
     fake.faults["watch"].append(fault)
@@ -463,7 +463,7 @@ async def test_an_expired_continue_token_leads_to_one_list_without_pages(fake: F
 @pytest.mark.parametrize(
     "fault", [plain(200, "<html>"), plain(200, "{}"), say(b'{"metadata":{"resourceVersion":"7"},"items":[1]}')]
 )
-async def test_an_invalid_list_does_not_sync_the_store(fake: FakeApiServer, faked: Client, fault: Fault) -> None:
+async def test_an_invalid_list_does_not_sync_the_store(fake: FakeApiServer, faked: Client, fault: ApiFault) -> None:
     fake.put("shop", "a")
     fake.always["list"] = fault
     async with anyio.create_task_group() as tasks:
@@ -718,7 +718,7 @@ async def test_a_server_that_starts_and_refuses_everyone_is_not_reported_as_a_re
 
 
 @pytest.mark.parametrize("fault", [refuse(429, "TooManyRequests"), refuse(503, "ServiceUnavailable"), plain(200, "<")])
-async def test_a_busy_server_is_not_reported_as_a_refusal(fake: FakeApiServer, faked: Client, fault: Fault) -> None:
+async def test_a_busy_server_is_not_reported_as_a_refusal(fake: FakeApiServer, faked: Client, fault: ApiFault) -> None:
     fake.always["list"] = fault
     async with anyio.create_task_group() as tasks:
         followed = Followed(tasks, faked)
@@ -820,7 +820,7 @@ class CountedStore(Store):
         self.stored.append(self.turns)
         return ()
 
-    def note(self, _: Change) -> None:
+    def note(self, _: StoreChange) -> None:
         self.announced.append(self.turns)
 
     async def take_turns(self) -> None:

@@ -74,9 +74,9 @@ VALUES: tuple[Any, ...] = (
     {},
 )
 
-Row = dict[str, Any]
-Rows = list[Row]
-Poison = Callable[[Row], Rows]
+RowValues = dict[str, Any]
+Rows = list[RowValues]
+RowPoison = Callable[[RowValues], Rows]
 Meddling = Callable[[str, Rows], Rows]
 
 
@@ -101,7 +101,7 @@ class Poisoned:
             self._answers[asked] = [dict(row) for row in answer]
         return self.meddle(query, [dict(row) for row in self._answers[asked]])
 
-    async def fetchrow(self, query: str, *arguments: Any, timeout: float | None = None) -> Row | None:  # noqa: ASYNC109
+    async def fetchrow(self, query: str, *arguments: Any, timeout: float | None = None) -> RowValues | None:  # noqa: ASYNC109
         return next(iter(await self.fetch(query, *arguments, timeout=timeout)), None)
 
     async def execute(self, _query: str) -> str:
@@ -222,7 +222,7 @@ def spoil(value: object) -> Iterator[object]:
             yield from ([*value[:place], other, *value[place + 1 :]] for other in (None, 7, {}, *spoil(one)))
 
 
-def poisons(row: Row) -> Iterator[tuple[str, Poison]]:
+def poisons(row: RowValues) -> Iterator[tuple[str, RowPoison]]:
     """Yields everything that is done to one row of an answer."""
     for column, value in row.items():
         for other in (*VALUES, *spoil(value)):
@@ -234,27 +234,27 @@ def poisons(row: Row) -> Iterator[tuple[str, Poison]]:
     yield "no columns", partial(repeated, times=1, columns=False)
 
 
-def replaced(row: Row, *, column: str, value: object) -> Rows:
+def replaced(row: RowValues, *, column: str, value: object) -> Rows:
     return [{**row, column: value}]
 
 
-def left_out(row: Row, *, column: str, renamed: str = "") -> Rows:
+def left_out(row: RowValues, *, column: str, renamed: str = "") -> Rows:
     rest = {name: value for name, value in row.items() if name != column}
     return [{**rest, renamed: row[column]} if renamed else rest]
 
 
-def repeated(row: Row, *, times: int, columns: bool = True) -> Rows:
+def repeated(row: RowValues, *, times: int, columns: bool = True) -> Rows:
     return [row if columns else {}] * times
 
 
-def about(row: Row) -> object:
+def about(row: RowValues) -> object:
     """Returns what a row is about, in an answer about several."""
     if "is_named" in row:
         return row["name"].decode()
     return row.get("role") if "kind" not in row else (row["kind"], row["name"])
 
 
-def place_of(row: Row, home: PoisonedHome) -> int | None:
+def place_of(row: RowValues, home: PoisonedHome) -> int | None:
     """Returns which of NAMES a row is about, or None if several share it."""
     subject = about(row)
     if subject is None:
@@ -299,7 +299,7 @@ async def test_a_poisoned_answer_causes_only_an_error_of_its_object(home: Poison
                             check_plan(name, observed, home.identity)
 
 
-def meddle(query: str, rows: Rows, *, question: str, subject: object, poison: Poison) -> Rows:
+def meddle(query: str, rows: Rows, *, question: str, subject: object, poison: RowPoison) -> Rows:
     if query != question:
         return rows
     return [one for row in rows for one in (poison(row) if about(row) == subject else [row])]

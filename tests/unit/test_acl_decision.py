@@ -819,12 +819,12 @@ class TestDecisionsForRefusedObjects:
         assert texts(decide(one, observe((TABLE, ()), columns=("id",)))) == []
 
 
-State = frozenset[AclEntry]
+Entries = frozenset[AclEntry]
 COLUMNS = ("id", "name")
 PRIVILEGES = ("SELECT", "UPDATE", "DELETE")
 
 
-def run(state: State, change: AclChange) -> State:
+def run(state: Entries, change: AclChange) -> Entries:
     """Applies a change to one object as PostgreSQL does: REVOKE removes only its grantor's grants, and on a table also
     those on columns.
     """
@@ -850,7 +850,7 @@ def run(state: State, change: AclChange) -> State:
 
 
 @st.composite
-def entries(draw: st.DrawFn) -> State:
+def entries(draw: st.DrawFn) -> Entries:
     one = st.builds(
         lambda who, by, privilege, column, grantable: AclEntry(
             who, by, NAMES[by], privilege, grantable, "" if privilege == "DELETE" else column
@@ -883,7 +883,7 @@ def declarations(draw: st.DrawFn) -> DatabasePrivileges:
 
 @given(declarations(), st.none() | declarations(), entries(), st.booleans())
 def test_a_second_decision_finds_nothing_to_do_whatever_the_role_held(
-    declared: DatabasePrivileges, former: DatabasePrivileges | None, held: State, listed: bool
+    declared: DatabasePrivileges, former: DatabasePrivileges | None, held: Entries, listed: bool
 ) -> None:
     one = grantee(declared if listed else None, *([former] if former else []))
     first = decide(one, observe((TABLE, tuple(held)), columns=COLUMNS))
@@ -905,7 +905,7 @@ def test_a_second_decision_finds_nothing_to_do_whatever_the_role_held(
 
 @given(declarations(), entries())
 def test_every_change_is_necessary_and_affects_only_this_role_and_object(
-    declared: DatabasePrivileges, held: State
+    declared: DatabasePrivileges, held: Entries
 ) -> None:
     state = held
     for change in decide(grantee(declared), observe((TABLE, tuple(held)), columns=COLUMNS)).changes:

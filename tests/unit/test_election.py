@@ -13,8 +13,8 @@ from pgrole_controller.kube.lease import LONGEST_SECONDS, Term
 from tests.fake_leases import (
     DEADLINE,
     TIMING,
-    Answer,
     Failing,
+    LeaseAnswer,
     LeaseApi,
     LeaseProcess,
     answer_with,
@@ -61,10 +61,10 @@ async def test_the_first_elector_takes_the_lease_and_keeps_renewing_it(api: Leas
 
 @in_timelapse
 async def test_answers_that_are_no_lease_do_not_end_the_process(api: LeaseApi) -> None:
-    async def no_lease(_: Answer) -> bytes:
+    async def no_lease(_: LeaseAnswer) -> bytes:
         return b'{"metadata": {}}'
 
-    async def no_number(_: Answer) -> bytes:
+    async def no_number(_: LeaseAnswer) -> bytes:
         return b'{"metadata": {"resourceVersion": "100"}, "spec": {"leaseDurationSeconds": "x"}}'
 
     api.fail("GET", no_lease, no_number)
@@ -351,7 +351,7 @@ async def test_a_deleted_lease_of_a_vanished_holder_is_taken_only_after_its_dura
 
 @in_timelapse
 async def test_a_write_that_arrives_after_its_lease_was_deleted_takes_nothing(api: LeaseApi) -> None:
-    async def too_late(answer: Answer) -> bytes:
+    async def too_late(answer: LeaseAnswer) -> bytes:
         api.write({"holderIdentity": "one", "leaseDurationSeconds": 15, "leaseTransitions": 1})
         api.delete()
         return await answer()
@@ -433,7 +433,7 @@ async def test_resigning_releases_the_lease_despite_a_renewal_in_flight(api: Lea
     async with running(one):
         await one.led()
 
-    async def be_late(answer: Answer) -> bytes:
+    async def be_late(answer: LeaseAnswer) -> bytes:
         assert api.lease is not None
         api.write({**api.lease["spec"], "renewTime": "2027-01-01T00:00:00.000000Z"})
         return await answer()
@@ -479,7 +479,7 @@ async def test_confirm_fails_when_another_took_the_lease(api: LeaseApi) -> None:
         term = await one.led()
         assert api.lease is not None
 
-        async def take_first(answer: Answer) -> bytes:
+        async def take_first(answer: LeaseAnswer) -> bytes:
             assert api.lease is not None
             api.write({**api.lease["spec"], "holderIdentity": "other"})
             return await answer()
@@ -495,7 +495,7 @@ async def test_confirm_is_not_satisfied_by_a_renewal_already_in_progress(api: Le
     one = LeaseProcess(api, "one")
     arrived, go_on = anyio.Event(), anyio.Event()
 
-    async def wait(answer: Answer) -> bytes:
+    async def wait(answer: LeaseAnswer) -> bytes:
         said = await answer()
         arrived.set()
         await go_on.wait()

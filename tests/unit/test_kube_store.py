@@ -10,7 +10,7 @@ import pytest
 
 from pgrole_controller import metrics
 from pgrole_controller.core.request import Key
-from pgrole_controller.kube.store import Change, Store, is_older
+from pgrole_controller.kube.store import Store, StoreChange, is_older
 from pgrole_controller.kube.stored_object import ParseCache, Stored, pack, pack_metadata
 
 
@@ -135,7 +135,7 @@ def test_versions_compare_as_integers_of_any_length() -> None:
 def test_a_new_object_is_a_change_without_an_old_one() -> None:
     store = Store()
     new = made()
-    assert store.put(new) == Change(KEY, None, new)
+    assert store.put(new) == StoreChange(KEY, None, new)
     assert store.get(KEY) == new
     assert len(store) == 1
 
@@ -151,7 +151,7 @@ def test_the_same_version_or_an_older_one_of_the_same_object_is_no_change() -> N
 def test_a_late_answer_to_a_write_does_not_restore_a_deleted_object() -> None:
     store = Store()
     store.put(made(version="10"))
-    assert store.remove(KEY, "u1") == Change(KEY, made(version="10"), None)
+    assert store.remove(KEY, "u1") == StoreChange(KEY, made(version="10"), None)
     assert store.put(made(version="11")) is None
     assert store.get(KEY) is None
 
@@ -161,8 +161,8 @@ def test_an_object_that_a_list_lacks_comes_back_with_the_watch_and_not_with_a_la
     store.put(made(version="10"))
     store.replace([])
     assert store.put(made(version="11"), by=KEY) is None
-    assert store.put(made(version="10")) == Change(KEY, None, made(version="10"))
-    assert store.put(made(version="11"), by=KEY) == Change(KEY, made(version="10"), made(version="11"), by=KEY)
+    assert store.put(made(version="10")) == StoreChange(KEY, None, made(version="10"))
+    assert store.put(made(version="11"), by=KEY) == StoreChange(KEY, made(version="10"), made(version="11"), by=KEY)
 
 
 def test_a_late_answer_about_the_predecessor_of_a_recreated_object_is_ignored() -> None:
@@ -258,7 +258,7 @@ class TestListeners:
     """Listeners are notified of every write to a store, whoever writes."""
 
     def test_every_change_is_announced_once_whoever_makes_it(self) -> None:
-        store, heard = Store(), list[Change]()
+        store, heard = Store(), list[StoreChange]()
         store.subscribe(heard.append)
         store.put(made(version="1"))
         store.put(made(version="1"))
@@ -266,13 +266,13 @@ class TestListeners:
         store.remove(KEY, "u1")
         store.remove(KEY, "u1")
         assert heard == [
-            Change(KEY, None, made(version="1")),
-            Change(KEY, made(version="1"), made(version="2"), by=KEY),
-            Change(KEY, made(version="2"), None),
+            StoreChange(KEY, None, made(version="1")),
+            StoreChange(KEY, made(version="1"), made(version="2"), by=KEY),
+            StoreChange(KEY, made(version="2"), None),
         ]
 
     def test_a_listener_that_subscribes_twice_is_notified_once(self) -> None:
-        store, heard = Store(), list[Change]()
+        store, heard = Store(), list[StoreChange]()
         for _ in range(2):
             store.subscribe(heard.append)
         store.put(made())
@@ -302,10 +302,10 @@ class TestListeners:
     def test_a_failing_listener_affects_neither_other_listeners_nor_the_store(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
-        store, heard = Store(), list[Change]()
+        store, heard = Store(), list[StoreChange]()
         before = metrics.INTERNAL_ERRORS.labels("object")._value.get()
 
-        def fail(_: Change) -> None:
+        def fail(_: StoreChange) -> None:
             raise RuntimeError("hunter2")
 
         store.subscribe(fail)
@@ -320,7 +320,7 @@ class TestListeners:
         def index(obj: dict[str, Any]) -> list[str]:
             return [obj["spec"]["role"]]
 
-        store, heard = Store(index), list[Change]()
+        store, heard = Store(index), list[StoreChange]()
         store.subscribe(heard.append)
         store.replace([made("well", uid="w", role="app"), made("poisoned", uid="p")])
         assert store.by_index("app") == {Key("shop", "well")}

@@ -17,8 +17,8 @@ from pgrole_controller.controller import orphans, session_keeper, worker
 from pgrole_controller.logs import (
     LogFormat,
     RepeatFilter,
-    _Json,
-    _Text,
+    _JsonFormatter,
+    _TextFormatter,
     batch_member_id,
     new_reconcile_id,
     set_up,
@@ -33,13 +33,13 @@ def record(message: str, **values: object) -> logging.LogRecord:
 
 
 def test_a_text_record_stays_on_one_line_and_quotes_its_values() -> None:
-    line = _Text(colours=False).format(record("role reconciled", object="shop/app", note='a\nb="c"'))
+    line = _TextFormatter(colours=False).format(record("role reconciled", object="shop/app", note='a\nb="c"'))
     assert line.count("\n") == 0
     assert line.endswith(r'role reconciled  object=shop/app note="a\nb=\"c\""')
 
 
 def test_json_is_one_object_a_line() -> None:
-    line = _Json().format(record("role reconciled", object="shop/app", note="a\nb", count=3))
+    line = _JsonFormatter().format(record("role reconciled", object="shop/app", note="a\nb", count=3))
     assert line.count("\n") == 0
     said = json.loads(line)
     assert (said["message"], said["object"], said["note"], said["count"]) == ("role reconciled", "shop/app", "a\nb", 3)
@@ -48,7 +48,10 @@ def test_json_is_one_object_a_line() -> None:
 @pytest.mark.parametrize("sign", ["\x1b[2J", "\x9b2J", "\x7f", "\x0b", "\x85", "\u2028", "\u202e"])
 def test_no_value_can_control_a_terminal_or_begin_a_line(sign: str) -> None:
     values = {"role": f"a{sign}b", "note": f"grün {sign}"}
-    text, line = _Text(colours=False).format(record("looked", **values)), _Json().format(record("looked", **values))
+    text, line = (
+        _TextFormatter(colours=False).format(record("looked", **values)),
+        _JsonFormatter().format(record("looked", **values)),
+    )
     for said in (text, line):
         assert said.isprintable()
     assert {name: json.loads(line)[name] for name in values} == values
@@ -56,7 +59,7 @@ def test_no_value_can_control_a_terminal_or_begin_a_line(sign: str) -> None:
 
 
 def test_printable_characters_are_written_unchanged() -> None:
-    for form in (_Text(colours=False), _Json()):
+    for form in (_TextFormatter(colours=False), _JsonFormatter()):
         assert "grün 漢字 …" in form.format(record("looked", role="grün 漢字 …"))
 
 
@@ -180,7 +183,7 @@ def test_every_message_is_constant() -> None:
 
 #: Takes 12 bytes in JSON, where it is escaped because a terminal might interpret it.
 WIDE = "\U000e0001"
-FORMS = pytest.mark.parametrize("form", [_Text(colours=False), _Json()], ids=["text", "json"])
+FORMS = pytest.mark.parametrize("form", [_TextFormatter(colours=False), _JsonFormatter()], ids=["text", "json"])
 
 
 @FORMS
@@ -220,7 +223,7 @@ def raised(text: str, deep: int = 0) -> logging.LogRecord:
 
 @pytest.mark.parametrize(("text", "deep"), [("x" * 60_000, 0), ("x" * 999, 50)], ids=["long", "deep"])
 def test_a_long_traceback_keeps_its_beginning_and_its_end(text: str, deep: int) -> None:
-    said = json.loads(_Json().format(raised(f"{text} at the end", deep)))["exception"]
+    said = json.loads(_JsonFormatter().format(raised(f"{text} at the end", deep)))["exception"]
     assert said.startswith("Traceback (most recent call last)")
     assert said.endswith(f"at the end {deep}" if deep else "at the end")
     assert " more)\n" in said
@@ -228,7 +231,7 @@ def test_a_long_traceback_keeps_its_beginning_and_its_end(text: str, deep: int) 
 
 
 def test_a_short_traceback_is_complete_and_cannot_control_a_terminal() -> None:
-    line = _Text(colours=False).format(raised("a\x1b[2J\x9b2J\rb"))
+    line = _TextFormatter(colours=False).format(raised("a\x1b[2J\x9b2J\rb"))
     assert line.replace("\n", "").isprintable()
     assert line.endswith("RuntimeError: a?[2J?2J?b")
     assert "more)" not in line

@@ -35,7 +35,7 @@ from pgrole_controller.postgres.capabilities import Identity
 from tests.cpu_time import within_a_callback
 from tests.timelapse import in_timelapse
 
-Answer = Callable[[], dict[str, Any]]
+SecretAnswer = Callable[[], dict[str, Any]]
 
 
 def secret(password: str = "p") -> dict[str, Any]:

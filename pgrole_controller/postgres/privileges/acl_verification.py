@@ -59,12 +59,12 @@ class _Revocation:
 
 
 #: Grantee and grantor of entries and changes: only equal ones are compared, since there may be thousands.
-_Source: TypeAlias = tuple[int, str]
+_GranteeAndGrantor: TypeAlias = tuple[int, str]
 
 
-def _group_entries(entries: Iterable[AclEntry], owner: int) -> dict[_Source, list[AclEntry]]:
+def _group_entries(entries: Iterable[AclEntry], owner: int) -> dict[_GranteeAndGrantor, list[AclEntry]]:
     """An entry that the owner granted is in two groups: a change names the owner, or no grantor."""
-    groups: dict[_Source, list[AclEntry]] = {}
+    groups: dict[_GranteeAndGrantor, list[AclEntry]] = {}
     for entry in entries:
         groups.setdefault((entry.grantee, entry.grantor_name), []).append(entry)
         if entry.grantor == owner:
