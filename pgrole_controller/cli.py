@@ -219,7 +219,7 @@ def _run(options: argparse.Namespace) -> int:
         import anyio
 
         from pgrole_controller.controller.app import run
-        from pgrole_controller.controller.errors import CannotStart, Misconfigured
+        from pgrole_controller.controller.containment import CannotStart, Misconfigured
         from pgrole_controller.controller.watchdog import watched_loop
         from pgrole_controller.logs import set_up
 

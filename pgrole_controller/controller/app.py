@@ -17,9 +17,9 @@ from anyio.abc import TaskGroup
 from pgrole_controller import metrics
 from pgrole_controller.api import reading
 from pgrole_controller.controller.background import Background
+from pgrole_controller.controller.containment import CannotStart, Misconfigured
 from pgrole_controller.controller.context import LiveServers, WorkerContext
 from pgrole_controller.controller.declaration import ControllerConfig, index_pgserver
-from pgrole_controller.controller.errors import CannotStart, Misconfigured
 from pgrole_controller.controller.health import Health, Scraper
 from pgrole_controller.controller.leadership import Leadership
 from pgrole_controller.controller.namespaces import Namespaces, read_cluster_id

@@ -20,7 +20,7 @@ from weakref import WeakValueDictionary
 
 import anyio
 
-from pgrole_controller.controller.errors import attempt_write, contain, is_unanswered
+from pgrole_controller.controller.containment import attempt_write, contain, is_unanswered
 from pgrole_controller.controller.fair_queue import FairQueue
 from pgrole_controller.controller.objects import declared_version
 from pgrole_controller.controller.passwords import PasswordTasks

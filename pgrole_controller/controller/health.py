@@ -24,7 +24,7 @@ from anyio.abc import TaskStatus
 from anyio.from_thread import start_blocking_portal
 
 from pgrole_controller import metrics
-from pgrole_controller.controller.errors import CannotStart, Misconfigured
+from pgrole_controller.controller.containment import CannotStart, Misconfigured
 from pgrole_controller.controller.health_port import HealthPage, HealthPort, NoAnswer
 from pgrole_controller.controller.leadership import Leadership
 from pgrole_controller.controller.objects import Objects

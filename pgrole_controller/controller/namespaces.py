@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import anyio
 
-from pgrole_controller.controller.errors import CannotStart
+from pgrole_controller.controller.containment import CannotStart
 from pgrole_controller.core.backoff import Backoff
 from pgrole_controller.core.errors import Reason, Waiting
 from pgrole_controller.core.request import Key

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from pgrole_controller.api.reading import Invalid, read_pgrole
-from pgrole_controller.controller.errors import contain
+from pgrole_controller.controller.containment import contain
 from pgrole_controller.controller.namespaces import Namespaces, NamespaceUnknown
 from pgrole_controller.controller.server_config import DEFAULT_SERVER
 from pgrole_controller.core.claim import Owner

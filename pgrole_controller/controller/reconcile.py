@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import anyio
 
-from pgrole_controller.controller.errors import contain
+from pgrole_controller.controller.containment import contain
 from pgrole_controller.controller.objects import Objects, Target
 from pgrole_controller.controller.observation import read_observed, server_of_session
 from pgrole_controller.controller.privileges.grantee_publisher import GranteePublisher, add_results, withdraw_unread

@@ -13,7 +13,7 @@ from typing import Any
 import anyio
 
 from pgrole_controller import logs
-from pgrole_controller.controller.errors import attempt_write, contain, is_unanswered
+from pgrole_controller.controller.containment import attempt_write, contain, is_unanswered
 from pgrole_controller.controller.fair_queue import FairQueue
 from pgrole_controller.controller.objects import generation_of
 from pgrole_controller.controller.queue import Endings

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import anyio
 
-from pgrole_controller.controller.errors import contain
+from pgrole_controller.controller.containment import contain
 from pgrole_controller.controller.objects import Target, generation_of
 from pgrole_controller.core.approval import Approval, RoleOffer
 from pgrole_controller.core.claim import Claim

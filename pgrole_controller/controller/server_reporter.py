@@ -14,7 +14,7 @@ from typing import Any, get_args
 import anyio
 from anyio.abc import TaskGroup
 
-from pgrole_controller.controller.errors import contain
+from pgrole_controller.controller.containment import contain
 from pgrole_controller.controller.leadership import Leadership
 from pgrole_controller.controller.objects import Objects
 from pgrole_controller.controller.privileges.databases import DatabaseState

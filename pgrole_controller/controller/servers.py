@@ -19,6 +19,7 @@ from anyio.abc import TaskGroup
 
 from pgrole_controller import metrics
 from pgrole_controller.api.reading import read_pgserver
+from pgrole_controller.controller.containment import contain
 from pgrole_controller.controller.declaration import (
     ControllerConfig,
     declare,
@@ -28,7 +29,6 @@ from pgrole_controller.controller.declaration import (
     read_declaration,
     unusable,
 )
-from pgrole_controller.controller.errors import contain
 from pgrole_controller.controller.objects import generation_of, is_own_write
 from pgrole_controller.controller.server_config import DEFAULT_SERVER, ServerConfig
 from pgrole_controller.controller.worker import ServerWorker

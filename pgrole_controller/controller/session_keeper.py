@@ -24,8 +24,8 @@ from enum import Enum
 import anyio
 
 from pgrole_controller import logs, metrics
+from pgrole_controller.controller.containment import contain
 from pgrole_controller.controller.context import WorkerContext
-from pgrole_controller.controller.errors import contain
 from pgrole_controller.controller.objects import Target
 from pgrole_controller.controller.result import Result, refuse
 from pgrole_controller.controller.server_config import ServerConfig

@@ -21,7 +21,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from pgrole_controller import logs, metrics
-from pgrole_controller.controller.errors import contain
+from pgrole_controller.controller.containment import contain
 from pgrole_controller.controller.fair_queue import FairQueue
 from pgrole_controller.controller.objects import generation_of, server_of
 from pgrole_controller.core.backoff import Backoff

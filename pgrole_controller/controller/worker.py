@@ -19,8 +19,8 @@ from anyio.abc import TaskGroup
 from pgrole_controller import logs
 from pgrole_controller.controller.attributor import Attributor
 from pgrole_controller.controller.background import EmptyingLimits
+from pgrole_controller.controller.containment import contain
 from pgrole_controller.controller.context import WorkerContext
-from pgrole_controller.controller.errors import contain
 from pgrole_controller.controller.maintenance import Maintenance
 from pgrole_controller.controller.objects import RIVALS
 from pgrole_controller.controller.orphans import OrphanTimer

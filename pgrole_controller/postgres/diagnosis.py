@@ -148,7 +148,7 @@ async def read_declared_databases(connection: Connection) -> tuple[str, ...] | N
 
 async def read_claim_counts(connection: Connection) -> tuple[ClaimCount, ...] | None:
     """Reads the number of claims by cluster; None if this login cannot read claims."""
-    rows = await _read_stored(connection, "claim", "claims")
+    rows = await _read_stored(connection, "claim", "claim_counts")
     if rows is None:
         return None
     return tuple(

@@ -114,7 +114,7 @@ def _prepare(
 
 
 async def _find_new_owner(home: Connection, task: ReassignOwned) -> int | None:
-    row = first(await ask(home, "roles", task.oid, task.role, task.new_owner or ""))
+    row = first(await ask(home, "names", task.oid, task.role, task.new_owner or ""))
     new_owner = row.find("new_owner", int)
     if not row.get("is_named", bool):
         raise Transient(Reason.PROGRESSING, f'role "{task.role}" changed since the controller read it')
@@ -167,7 +167,7 @@ async def _run_in_each(home: Connection, emptying: RoleEmptying, work: Callable[
     """Runs `work` in each database that depends on the role. Raises Waiting with all blockers."""
     databases = [
         DependentDatabase(row.get("oid", int), row.text("name"), row.get("connectable", bool), row.get("invalid", bool))
-        for row in await ask(home, "databases", emptying.task.oid)
+        for row in await ask(home, "dependent_databases", emptying.task.oid)
     ]
     emptying.blockers.clear()
     for database in databases:

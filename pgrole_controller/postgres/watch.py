@@ -237,7 +237,7 @@ async def listen_in_database(connection: Connection, on_notice: Callable[[], Non
     another session. Raises NotDelivered, and other PgRoleErrors.
     """
     greeted, hello = anyio.Event(), greeting(secrets.token_hex(8))
-    row = await fetch_row(connection, resources.text("sql", "events", "place.sql"))
+    row = await fetch_row(connection, resources.text("sql", "events", "database.sql"))
     own = row.get("pid", int)
 
     def receive(noted: list[tuple[int, bytes]], left_out: bool) -> None:

@@ -24,7 +24,7 @@ RARE = (
     ("inspect", "server"),
     ("inspect", "installation"),
     ("inspect", "database_installation"),
-    ("events", "place"),
+    ("events", "database"),
     ("privileges", "sources", "every_object"),
     ("privileges", "portions"),
     ("privileges", "extension_members"),

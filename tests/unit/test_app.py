@@ -9,8 +9,8 @@ import anyio
 import pytest
 
 from pgrole_controller.controller.app import Config, _RunningController
+from pgrole_controller.controller.containment import CannotStart
 from pgrole_controller.controller.declaration import ControllerConfig
-from pgrole_controller.controller.errors import CannotStart
 from pgrole_controller.controller.health import Health
 from pgrole_controller.controller.leadership import Leadership
 from pgrole_controller.controller.namespaces import read_cluster_id

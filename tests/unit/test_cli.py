@@ -13,7 +13,7 @@ import pytest
 
 from pgrole_controller.api import crd
 from pgrole_controller.cli import main, make_parser
-from pgrole_controller.controller.errors import CannotStart
+from pgrole_controller.controller.containment import CannotStart
 from pgrole_controller.ending import FAILED, MISUSED
 from pgrole_controller.local import table
 from pgrole_controller.program import CONTROLLER, PLUGIN, SHARED_COMMANDS, spell_commands

@@ -14,7 +14,7 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from pgrole_controller.controller.errors import CannotStart, Misconfigured
+from pgrole_controller.controller.containment import CannotStart, Misconfigured
 from pgrole_controller.controller.health import (
     BEAT_SECONDS,
     REST_TIMES,

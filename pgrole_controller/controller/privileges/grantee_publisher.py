@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from pgrole_controller.controller.errors import contain
+from pgrole_controller.controller.containment import contain
 from pgrole_controller.controller.objects import Target
 from pgrole_controller.controller.privileges.grantees import Grantees
 from pgrole_controller.controller.result import Attempt, Result

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from pgrole_controller.controller.errors import contain
+from pgrole_controller.controller.containment import contain
 from pgrole_controller.controller.privileges import large_rounds
 from pgrole_controller.controller.privileges.large_rounds import Interruptions
 from pgrole_controller.controller.privileges.privilege_approval import consider_approval

@@ -11,7 +11,7 @@ from functools import partial
 
 import anyio
 
-from pgrole_controller.controller.errors import contain
+from pgrole_controller.controller.containment import contain
 from pgrole_controller.controller.privileges import large_rounds
 from pgrole_controller.controller.privileges.large_rounds import Interruptions, read_beside
 from pgrole_controller.controller.privileges.privilege_reconcile import PrivilegeReconcile, RoundContext

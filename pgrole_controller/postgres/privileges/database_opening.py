@@ -65,7 +65,7 @@ async def open_database(
                         if installation.present:
                             guarded = installation.others_may_create
                             await move_applied(connection, identity.system_identifier, guarded=guarded)
-                        place = await fetch_row(connection, resources.text("sql", "events", "place.sql"))
+                        place = await fetch_row(connection, resources.text("sql", "events", "database.sql"))
                         session = DatabaseSession(
                             database,
                             home,

@@ -185,7 +185,7 @@ class DatabaseSession:
         """
         async with self.lock:
             with forgetting():
-                row = await fetch_row(self.connection, _query("place"), seconds=_DEADLINE)
+                row = await fetch_row(self.connection, _query("database"), seconds=_DEADLINE)
                 found = await inspect_database(self.connection)
         if not row.get("accepting", bool):
             raise refusing_connections(self.database)
@@ -195,7 +195,7 @@ class DatabaseSession:
             raise Transient(Reason.SERVER_NOT_READY, f"{what}: it is read again")
 
     def check_template(self, place: Row) -> None:
-        """`place`: of sql/events/place.sql. Raises `if_template`."""
+        """`place`: of sql/events/database.sql. Raises `if_template`."""
         if self.if_template is not None and place.get("template", bool):
             raise self.if_template
 
