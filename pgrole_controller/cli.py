@@ -25,13 +25,11 @@ with startup_imports():
     from pgrole_controller.settings import (
         DSN,
         SETTINGS,
-        TEMPLATES,
         Group,
         Setting,
         Settings,
         WrongSetting,
         read_settings,
-        server_policy_of,
     )
 
 if TYPE_CHECKING:
@@ -241,7 +239,8 @@ def config_of(settings: Settings) -> "Config":
     from pgrole_controller.controller.app import Config, ElectionConfig
     from pgrole_controller.controller.declaration import ControllerConfig
     from pgrole_controller.controller.server_config import DEFAULT_SERVER, ServerConfig
-    from pgrole_controller.core.server_options import DatabasesConfig
+    from pgrole_controller.core.policy import allow_ordinary_roles
+    from pgrole_controller.core.server_options import TEMPLATES, DatabasesConfig
     from pgrole_controller.kube.contexts import in_cluster_namespace
     from pgrole_controller.postgres.connection import Endpoint
     from pgrole_controller.postgres.token import TokenCommand
@@ -251,7 +250,7 @@ def config_of(settings: Settings) -> "Config":
         server = ServerConfig(
             DEFAULT_SERVER,
             Endpoint.of_dsn(dsn),
-            server_policy_of(settings),
+            allow_ordinary_roles(settings.allow, settings.protected, settings.forbidden_metadata),
             address_of(dsn),
             may_install=settings.install,
             mode=settings.detection,

@@ -1,11 +1,13 @@
 """Parses PGROLE_DSN as libpq does: address, TLS, and authentication methods."""
 
+from typing import Final
 from urllib.parse import SplitResult, parse_qs, parse_qsl, unquote, unquote_plus, urlsplit
 
 from pgrole_controller.core.connection_secret import Address
 
 LAST_PORT = 65535
-_METHODS = ("password", "md5", "scram-sha-256", "none")
+#: Of authentication, by their names in libpq; those of spec.connection.requireAuth too.
+METHODS: Final = ("password", "md5", "scram-sha-256", "none")
 #: Methods that only libpq supports; a DSN may still exclude them.
 _OTHER_METHODS = ("gss", "sspi", "oauth")
 _SSL_MODES = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
@@ -79,15 +81,15 @@ def split_methods(dsn: str) -> tuple[str, frozenset[str] | None]:
 def _read_methods(text: str) -> frozenset[str] | None:
     names = [name.strip() for name in text.split(",")] if text.strip() else []
     excluded = [name.removeprefix("!") for name in names if name.startswith("!")]
-    known = (*_METHODS, *_OTHER_METHODS) if excluded else _METHODS
+    known = (*METHODS, *_OTHER_METHODS) if excluded else METHODS
     if (excluded and len(excluded) != len(names)) or not {*(excluded or names)} <= {*known}:
         raise ValueError(
-            f"its require_auth must list methods of {', '.join(_METHODS)}, separated by commas, or only excluded ones, "
+            f"its require_auth must list methods of {', '.join(METHODS)}, separated by commas, or only excluded ones, "
             "each with a ! before it"
         )
     if not names:
         return None
-    allowed = frozenset(_METHODS).difference(excluded) if excluded else frozenset(names)
+    allowed = frozenset(METHODS).difference(excluded) if excluded else frozenset(names)
     if not allowed:
         raise ValueError("its require_auth leaves no method")
     return allowed

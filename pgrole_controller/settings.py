@@ -7,14 +7,12 @@ command lines.
 
 import shlex
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 from pgrole_controller.api.validation import is_namespace_name, is_object_name, read_duration
-from pgrole_controller.core.policy import NOTHING_ALLOWED, ServerPolicy
-from pgrole_controller.core.privileges.grantee import PrivilegePolicy, PrivilegeRule
 from pgrole_controller.core.role import POWERS
 from pgrole_controller.core.server_options import DatabaseMode, Mode
 from pgrole_controller.dsn import LAST_PORT, read_dsn
@@ -315,24 +313,3 @@ def _read(setting: Setting, place: str, text: str) -> Any:  # noqa: ANN401 - eac
     except ValueError as error:
         shown = "" if setting.secret else f" {text!r}"
         raise WrongSetting(f"{place}{shown}: {error}") from error
-
-
-#: Copied by CREATE DATABASE, which fails while the controller is connected to them.
-TEMPLATES = ("template0", "template1")
-
-
-def server_policy_of(settings: Settings) -> ServerPolicy:
-    """The policy for the server of PGROLE_DSN: all namespaces, names, memberships and databases except templates, and
-    privileges except those that need exact names; adoption and dropping allowed.
-    """
-    template = replace(
-        NOTHING_ALLOWED,
-        role_names=("*",),
-        attributes=frozenset({"createdb"}) | settings.allow,
-        member_of=("*",),
-        protected=settings.protected,
-        forbidden_metadata=settings.forbidden_metadata,
-        adopt=True,
-        privileges=PrivilegePolicy((PrivilegeRule(),), databases=("*",), but=TEMPLATES),
-    )
-    return ServerPolicy(template, namespaces=("*",))

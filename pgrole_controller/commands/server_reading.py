@@ -15,8 +15,8 @@ from pgrole_controller.api.reading import Invalid, read_pgserver
 from pgrole_controller.controller.server_config import DEFAULT_SERVER, ServerConfig
 from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient
-from pgrole_controller.core.policy import ServerPolicy
-from pgrole_controller.core.server_options import DatabasesConfig
+from pgrole_controller.core.policy import ServerPolicy, allow_ordinary_roles
+from pgrole_controller.core.server_options import TEMPLATES, DatabasesConfig
 from pgrole_controller.dsn import address_of
 from pgrole_controller.imports import startup_imports
 from pgrole_controller.kube.errors import ApiError
@@ -26,7 +26,7 @@ from pgrole_controller.kube.unvalidated import parse
 from pgrole_controller.postgres.connection import Connection, Endpoint
 from pgrole_controller.postgres.database_connection import connect_read_only
 from pgrole_controller.postgres.errors import translate_errors
-from pgrole_controller.settings import DSN, TEMPLATES, WrongSetting, read_settings, read_strict_tls, server_policy_of
+from pgrole_controller.settings import DSN, WrongSetting, read_settings, read_strict_tls
 
 if TYPE_CHECKING:
     from pgrole_controller.api.pgserver import PgServer
@@ -223,7 +223,7 @@ def of_dsn(dsn: str) -> ServerConfig:
     return ServerConfig(
         DEFAULT_SERVER,
         Endpoint.of_dsn(dsn),
-        server_policy_of(settings),
+        allow_ordinary_roles(settings.allow, settings.protected, settings.forbidden_metadata),
         address_of(dsn),
         may_install=settings.install,
         databases=DatabasesConfig(("*",), TEMPLATES),

@@ -12,6 +12,7 @@ from pgrole_controller.core.parameters import IDENTITY_PARAMETERS, MODULES, Para
 from pgrole_controller.core.privileges.acl import FIRST_NORMAL_OID
 from pgrole_controller.core.privileges.grantee import PrivilegePolicy, PrivilegeRule
 from pgrole_controller.core.role import FIELD_NAMES, POWERS, RESERVED_NAMES, Membership, ObservedRole, Role
+from pgrole_controller.core.server_options import TEMPLATES
 
 #: A role that PostgreSQL lets no other role join.
 _DATABASE_OWNER = "pg_database_owner"
@@ -347,6 +348,25 @@ class ServerPolicy:
         if self.labels:
             return all(requirement.is_met(labels) for requirement in self.labels)
         return matches(namespace, self.namespaces)
+
+
+def allow_ordinary_roles(
+    allow: frozenset[str], protected: tuple[str, ...], forbidden_metadata: tuple[str, ...]
+) -> ServerPolicy:
+    """The policy for the server of PGROLE_DSN: all namespaces, names, memberships and databases except templates, and
+    privileges except those that need exact names; adoption and dropping allowed. `allow`: attributes besides createdb.
+    """
+    template = replace(
+        NOTHING_ALLOWED,
+        role_names=("*",),
+        attributes=frozenset({"createdb"}) | allow,
+        member_of=("*",),
+        protected=protected,
+        forbidden_metadata=forbidden_metadata,
+        adopt=True,
+        privileges=PrivilegePolicy((PrivilegeRule(),), databases=("*",), but=TEMPLATES),
+    )
+    return ServerPolicy(template, namespaces=("*",))
 
 
 def _rule_within(rule: PrivilegeRule, namespace: str) -> PrivilegeRule:

@@ -36,6 +36,10 @@ class AuditSource(StrEnum):
     STATEMENTS = "Statements"  # the statement log: top-level statements only, with passwords in clear text
 
 
+#: Copied by CREATE DATABASE, which fails while the controller is connected to them.
+TEMPLATES = ("template0", "template1")
+
+
 @dataclass(frozen=True, slots=True)
 class DatabasesConfig:
     """The databases that the controller may connect to. `match`, `but`: patterns of names with * and ?.

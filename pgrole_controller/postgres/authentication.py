@@ -11,9 +11,7 @@ from enum import IntEnum
 from typing import Final
 
 from pgrole_controller.core.scram import MOST_ITERATIONS
-
-#: Those of spec.connection.requireAuth: `Method` in api.pgserver, which this package cannot load without pydantic.
-METHODS: Final = ("password", "md5", "scram-sha-256", "none")
+from pgrole_controller.dsn import METHODS
 
 #: Methods for a server whose identity is not verified: they reveal neither the password nor an equivalent.
 UNVERIFIED: Final = frozenset[str]({"scram-sha-256", "none"})

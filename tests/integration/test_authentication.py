@@ -10,9 +10,8 @@ import pytest
 
 from pgrole_controller.api.pgserver import Method
 from pgrole_controller.core.errors import PgRoleError, Transient
-from pgrole_controller.dsn import split_methods
+from pgrole_controller.dsn import METHODS, split_methods
 from pgrole_controller.local.postgres import SUPERUSER, PostgresServer
-from pgrole_controller.postgres.authentication import METHODS
 from pgrole_controller.postgres.connection import Endpoint, connect
 from tests.hostile import GREETING, authentication, message, serving
 from tests.servers import Servers
@@ -29,7 +28,7 @@ ASKING = {
 }
 
 
-def test_the_methods_are_those_of_the_api() -> None:
+def test_the_api_permits_the_same_methods() -> None:
     assert get_args(Method) == METHODS
 
 

@@ -336,15 +336,15 @@ async def test_a_database_that_is_opened_during_a_turn_that_fails_has_another_at
     three: DatabasesWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(database_rotation, "_RETRY", Backoff(3600.0, 3600.0))
-    last, take_turn = three.names[-1], DatabaseWorker.take_turn
+    last, serve_turn = three.names[-1], DatabaseWorker.serve_turn
 
     async def take_and_open(worker: DatabaseWorker) -> None:
-        await take_turn(worker)
+        await serve_turn(worker)
         if worker.database == last and worker.failures:
             await three.home.execute(f"ALTER DATABASE {last} ALLOW_CONNECTIONS true")
             served.note_databases((last,))
 
-    monkeypatch.setattr(DatabaseWorker, "take_turn", take_and_open)
+    monkeypatch.setattr(DatabaseWorker, "serve_turn", take_and_open)
     await three.home.execute(f"ALTER DATABASE {last} ALLOW_CONNECTIONS false")
     three.declare(*three.names)
     async with three.serving() as served:
@@ -615,12 +615,12 @@ async def test_what_is_announced_again_and_again_has_a_tenth_of_the_time(
     three: DatabasesWorld, monkeypatch: pytest.MonkeyPatch, announced: str
 ) -> None:
     """Any role can announce it, and the whole database is read each time."""
-    last, take_turn = three.names[-1], DatabaseWorker.take_turn
+    last, serve_turn = three.names[-1], DatabaseWorker.serve_turn
     turns: list[tuple[float, float]] = []
 
     async def record(worker: DatabaseWorker) -> None:
         began = anyio.current_time()
-        await take_turn(worker)
+        await serve_turn(worker)
         if worker.database == last:
             turns.append((began, anyio.current_time()))
 
@@ -633,7 +633,7 @@ async def test_what_is_announced_again_and_again_has_a_tenth_of_the_time(
     async with three.serving() as served:
         await three.wait_settled(*three.names)
         await three.wait(lambda: state_of(served, last).mode is DatabaseMode.RESYNC, "its turn ended")
-        monkeypatch.setattr(DatabaseWorker, "take_turn", record)
+        monkeypatch.setattr(DatabaseWorker, "serve_turn", record)
 
         def has_turns() -> bool:
             if announced == "database":

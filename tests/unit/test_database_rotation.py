@@ -30,7 +30,7 @@ class TimedWorker:
         self.asked_at = -math.inf
         self.turns: list[float] = []
 
-    async def take_turn(self) -> None:
+    async def serve_turn(self) -> None:
         self.turns.append(anyio.current_time())
         self.asked_at = math.inf
         await anyio.sleep(self.takes)

@@ -102,7 +102,7 @@ async def test_a_watched_namespace_is_not_requested() -> None:
     assert world.api.asked == 0
 
 
-class TestInvariant14AWorkerAwaitsOnlyItsOwnServer:
+class TestAWorkerAwaitsOnlyItsOwnServer:
     async def test_after_a_deletion_objects_read_before_it_continue_without_an_answer(self) -> None:
         world = NamespaceWorld()
         assert world.uid(OLD) == "n1"

@@ -166,7 +166,7 @@ async def test_a_compared_result_has_the_object_with_the_status_written_meanwhil
     assert finding.target.stored.resource_version == "2"
 
 
-class TestInvariant2ANotifyIsNeverTrusted:
+class TestANotifyIsNeverTrusted:
     async def test_a_foreign_change_that_coincides_with_our_own_is_corrected(self) -> None:
         world = await ReadBackWorld().made()
         world.session.store(Role("app", login=False))

@@ -4,16 +4,24 @@ import pytest
 
 from pgrole_controller.cli import config_of
 from pgrole_controller.core.errors import Reason
+from pgrole_controller.core.policy import ServerPolicy
 from pgrole_controller.core.privileges.grantee import PrivilegePolicy, PrivilegeRule
 from pgrole_controller.core.privileges.privilege_policy import check_database
-from pgrole_controller.core.server_options import DatabaseMode, DatabasesConfig
+from pgrole_controller.core.server_options import TEMPLATES, DatabaseMode, DatabasesConfig
 from pgrole_controller.core.template import vary
 from pgrole_controller.dsn import address_of, split_methods, verifies_by_default
-from pgrole_controller.settings import SETTINGS, TEMPLATES, Settings, WrongSetting, read_settings, server_policy_of
+from pgrole_controller.settings import SETTINGS, Settings, WrongSetting, read_settings
 
 
 def read(environment: dict[str, str] | None = None, **flags: str) -> Settings:
     return read_settings(flags, environment or {})
+
+
+def policy_of(environment: dict[str, str] | None = None) -> ServerPolicy:
+    """The policy of the server of PGROLE_DSN."""
+    server = config_of(read({"PGROLE_DSN": "postgresql://admin:x@127.0.0.1/postgres"} | (environment or {}))).server
+    assert server is not None
+    return server.server_policy
 
 
 #: The settings that every release since the first has accepted.
@@ -156,15 +164,13 @@ def test_durations_are_written_as_in_go(text: str, seconds: float) -> None:
 
 
 def test_allowed_attributes_are_added_to_createdb() -> None:
-    policy = server_policy_of(
-        read({"PGROLE_ALLOW": "createrole, bypassrls", "PGROLE_PROTECTED": "rds_*,cloudsql*"})
-    ).template
+    policy = policy_of({"PGROLE_ALLOW": "createrole, bypassrls", "PGROLE_PROTECTED": "rds_*,cloudsql*"}).template
     assert policy.attributes == {"createdb", "createrole", "bypassrls"}
     assert policy.protected == ("rds_*", "cloudsql*")
 
 
 def test_the_server_of_the_dsn_polls_all_databases_and_has_one_rule_that_allows_everything() -> None:
-    privileges = server_policy_of(read()).policy("shop", {}).privileges
+    privileges = policy_of().policy("shop", {}).privileges
     assert privileges == PrivilegePolicy((PrivilegeRule(),), ("*",), TEMPLATES)
     dsn = {"PGROLE_DSN": "postgresql://admin:x@127.0.0.1/postgres"}
     for given, mode in ({}, DatabaseMode.POLL), ({"PGROLE_DATABASES_DETECTION": "auto"}, DatabaseMode.AUTO):
@@ -175,7 +181,7 @@ def test_the_server_of_the_dsn_polls_all_databases_and_has_one_rule_that_allows_
 
 @pytest.mark.parametrize("database", ["template0", "template1"])
 def test_the_server_of_the_dsn_excludes_the_template_databases(database: str) -> None:
-    refused = check_database(server_policy_of(read()).policy("shop", {}).privileges, database)
+    refused = check_database(policy_of().policy("shop", {}).privileges, database)
     assert refused is not None
     assert refused.reason is Reason.NOT_ALLOWED
     server = config_of(read({"PGROLE_DSN": "postgresql://admin:x@127.0.0.1/postgres"})).server

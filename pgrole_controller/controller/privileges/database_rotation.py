@@ -116,7 +116,7 @@ class DatabaseRotation:
         began, polled.retry = anyio.current_time(), False
         with anyio.CancelScope() as polled.scope:
             async with polled.busy:
-                await polled.worker.take_turn()
+                await polled.worker.serve_turn()
         self._note(polled, turn.kind, anyio.current_time() - began)
         self._after_turn(turn.name)
 

@@ -175,7 +175,7 @@ class DatabaseWorker:
                 await self._retry_now.wait()
                 await anyio.sleep_until(began + _SOONEST_SECONDS)
 
-    async def take_turn(self) -> None:
+    async def serve_turn(self) -> None:
         """Reads everything in a session of its own, and does what that asks for. Raises nothing."""
         await self._attempt(self._run_turn, math.inf)
 
