@@ -327,7 +327,7 @@ class _RunningController:
 
     async def _decline_unknown(self) -> None:
         """Declines objects whose PgServer does not exist, or is not known."""
-        await self._servers.settled.wait()
+        await self._servers.all_started.wait()
         names = self._context.objects.server_name
         await decline(self._context, NO_SERVER, lambda key: self._servers.explain_absence(names(key) or DEFAULT_SERVER))
 

@@ -208,7 +208,7 @@ class Health:
         if self._watched is None:
             return False, {"ready": False, "synced": False, "leading": False, "servers": {}}
         store, workers, leadership = self._watched
-        known = workers.settled.is_set() and all(_has_session(one) or one.keeper.trouble for one in workers)
+        known = workers.all_started.is_set() and all(_has_session(one) or one.keeper.trouble for one in workers)
         ready = store.listed and known and not self.stopping
         servers = {one.server.name: _describe(one) for one in workers}
         return ready, {"ready": ready, "synced": store.listed, "leading": leadership.leading, "servers": servers}

@@ -34,7 +34,7 @@ def server_of_session(session: Session, declared: ServerConfig) -> Server:
         declared.uid,
         declared.generation,
         has_current_schema=session.has_current_schema,
-        away=session.enforcing,
+        enforcing=session.enforcing,
     )
 
 

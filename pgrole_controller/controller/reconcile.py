@@ -157,7 +157,7 @@ async def _reconcile_batch(targets: Sequence[Target], batch: _Batch) -> list[Res
     attempts = [Attempt(target, batch.objects.contests, exposes_all=exposes_all) for target in targets]
     unfinished = attempts
     for _ in range(ROUNDS):
-        server = replace(server, away=session.enforcing)
+        server = replace(server, enforcing=session.enforcing)
         for one, observed in zip(
             unfinished, await read_observed([one.target for one in unfinished], session, server), strict=True
         ):
@@ -169,7 +169,9 @@ async def _reconcile_batch(targets: Sequence[Target], batch: _Batch) -> list[Res
         for one, plan, failure in zip(
             unfinished,
             plans,
-            await _apply_plans(plans, session, memory.own_changes, server.away, batch.declared.attribution.audit_log),
+            await _apply_plans(
+                plans, session, memory.own_changes, server.enforcing, batch.declared.attribution.audit_log
+            ),
             strict=True,
         ):
             one.end(plan, failure)
@@ -183,7 +185,7 @@ async def _reconcile_batch(targets: Sequence[Target], batch: _Batch) -> list[Res
             memory.own_changes.discard(one.decision.role_name)
         if one.is_read_back:
             memory.read_back.note(one.target, server, one.observed, one.decision, anyio.current_time())
-    if not server.away:
+    if not server.enforcing:
         await _release(attempts, session)
     await _learn(attempts, session, memory.verifiers)
     await _find_suspects(attempts, session)
@@ -286,7 +288,7 @@ def _decide(
     try:
         if desired is not None:
             return decide(desired, observed, server, target.policy, refusal)
-        if server.away:
+        if server.enforcing:
             return Transient(
                 Reason.PROGRESSING, "the controller cannot reach Kubernetes, and releases no claims until it can"
             )

@@ -215,7 +215,7 @@ class Reporter:
             if not _has_finalizer(stored):
                 return
         written = await apply_finalizer(self._client, PGROLES, stored, bool(present))
-        self._store.settle(stored, written)
+        self._store.put_answer(stored, written)
         if present and written is not None and not _has_finalizer(written):
             raise Refused(Reason.CONFLICT, _FINALIZER_LOST)
 

@@ -186,7 +186,7 @@ class ServerReporter:
         namespace = self._objects.namespace
         manager = FINALIZER_MANAGER if finalizer == FINALIZER else f"{FINALIZER_MANAGER}-{namespace}"
         written = await apply_finalizer(self._client, PGSERVERS, stored, present, finalizer=finalizer, manager=manager)
-        self._store.settle(stored, written)
+        self._store.put_answer(stored, written)
 
     async def _write(self, worker: ServerWorker, stored: Stored, reporting: _Reporting) -> None:
         obj = stored.object()

@@ -100,7 +100,7 @@ class ServerWorkers:
         self._read: dict[str, tuple[object, ServerConfig]] = {}
         self._changed, self._changing, self._updated = Signal(), Signal(), Signal()
         self._updating = False
-        self.settled = anyio.Event()  # every server that is declared has its worker
+        self.all_started = anyio.Event()  # every server that is declared has its worker
 
     def __contains__(self, name: object) -> bool:
         """Whether there is a worker for a server of this name."""
@@ -152,9 +152,9 @@ class ServerWorkers:
                 again = await self._update(tasks)
                 self._updating = False
                 self._updated.pulse()
-                if not self.settled.is_set():
+                if not self.all_started.is_set():
                     metrics.forget_other_servers(self._running)
-                self.settled.set()
+                self.all_started.set()
                 with anyio.move_on_after(AGAIN_SECONDS if again else float("inf")):
                     await self._changed.wait()
 

@@ -188,7 +188,7 @@ class ReadBackCache:
 def _depends_on_row_alone(target: Target, server: Server, observed: Observed, decision: Plan) -> bool:
     """Whether the decision needed only the object, its policy and the role's row, and nothing is left to do."""
     desired = target.desired
-    if desired is None or server.away or server.claims != "Database" or not observed.row or observed.claim is None:
+    if desired is None or server.enforcing or server.claims != "Database" or not observed.row or observed.claim is None:
         return False
     if (
         desired.terminating

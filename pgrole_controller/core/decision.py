@@ -61,7 +61,7 @@ def decide(
 
     `refusal`: PostgreSQL has rejected the plan for this spec, with this error.
     """
-    if server.away:
+    if server.enforcing:
         check_enforceable(desired, observed, server)
         return keep_applied(_decide(desired, observed, server, policy, refusal))
     plan = note_generations(_decide(desired, observed, server, policy, refusal), desired, observed, server)

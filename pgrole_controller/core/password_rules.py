@@ -64,7 +64,7 @@ def decide_password(
     elif claim is not None and _is_replaced(desired, existing, claim, server):
         record = replace(record, source="", digest="")
     left = _is_left(desired, existing, observed.claim, record)
-    if server.away:
+    if server.enforcing:
         return _keep_known(desired, _record(desired, claim), existing, record, left=left)
     if desired.password_result is not None and _is_for(desired.password_result, desired):
         decided = _use_result(desired, desired.password_result, existing, record, left=left)

@@ -102,7 +102,7 @@ class Server:
     - `uid`, `generation`: those of its PgServer.
     - `has_current_schema`: claims there are rows that record declared privileges and the generations last acted on:
       schema pgrole is present, and not of the previous version.
-    - `away`: Kubernetes is unreachable, so only what was applied before is maintained (core/decision.py).
+    - `enforcing`: Kubernetes is unreachable, so only what was applied before is maintained (core/decision.py).
     """
 
     system_identifier: int
@@ -112,7 +112,7 @@ class Server:
     uid: str = ""
     generation: int = 0
     has_current_schema: bool = False
-    away: bool = False
+    enforcing: bool = False
 
     @property
     def keeps_approvals(self) -> bool:

@@ -179,7 +179,7 @@ class Store:
             return None
         return self._announce(self._set(key, old, None, by))
 
-    def settle(self, seen: Stored, written: Stored | None) -> StoreChange | None:
+    def put_answer(self, seen: Stored, written: Stored | None) -> StoreChange | None:
         """Stores what the API server answered to a write to `seen`; None: that object is gone, though the watch may not
         say so yet.
         """

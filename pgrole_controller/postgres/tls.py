@@ -42,10 +42,10 @@ def make_context(mode: SslMode, ca: str | None) -> ssl.SSLContext | Literal[Fals
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
-    return _settle(context, mode)
+    return _harden(context, mode)
 
 
-def _settle(context: ssl.SSLContext, mode: SslMode) -> ssl.SSLContext:
+def _harden(context: ssl.SSLContext, mode: SslMode) -> ssl.SSLContext:
     context.sslobject_class = _Brief
     context.check_hostname = mode == "verify-full"
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -58,7 +58,7 @@ def _share() -> ssl.SSLContext:
     place, now = (os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR")), time.monotonic()
     made_at, context = _shared.get(place, (0.0, None))
     if context is None or now - made_at >= SHARED_SECONDS:
-        context = _settle(ssl.create_default_context(), "verify-full")
+        context = _harden(ssl.create_default_context(), "verify-full")
         _shared[place] = (now, context)
     return context
 

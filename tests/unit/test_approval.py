@@ -228,7 +228,7 @@ class TestTheDecision:
 
     def test_approved_drift_is_not_corrected_while_the_api_server_is_unreachable(self) -> None:
         with pytest.raises(PgRoleError):
-            look(desired(approve(look(desired()))), server=replace(SERVER, away=True))
+            look(desired(approve(look(desired()))), server=replace(SERVER, enforcing=True))
 
     def test_drift_is_not_offered_where_the_claim_cannot_record_an_approval(self) -> None:
         """The database has the schema of the previous release."""

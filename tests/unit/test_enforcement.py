@@ -34,7 +34,7 @@ OID = 20_000
 ADDRESS = Address("db", 5432, "app", "require")
 KNOWN = Generations(3, "server-uid", 5)
 HERE = Server(7, frozenset({"keeper"}), ADDRESS, uid="server-uid", generation=5, has_current_schema=True)
-AWAY = replace(HERE, away=True)
+AWAY = replace(HERE, enforcing=True)
 DRIFTED = ObservedRole(OID, replace(DESIRED, superuser=True))
 OURS = make_verifier("ours", b"0123456789abcdef", 4096)
 THEIRS = make_verifier("theirs", b"0123456789abcdef", 4096)

@@ -347,7 +347,7 @@ class TestPublishingRefusedObjects:
         self, scene: GranteeScene
     ) -> None:
         barred = replace(target(ORDERS), policy=replace(POLICY, admitted=False))
-        await scene.reconcile(barred, see(self.KEPT), replace(SERVER, away=True))
+        await scene.reconcile(barred, see(self.KEPT), replace(SERVER, enforcing=True))
         assert [one.refused for one in scene.grantees.published("main")] == [Refusal.KNOWN]
 
     async def test_it_can_still_be_deleted_with_its_role(self, scene: GranteeScene) -> None:
@@ -416,7 +416,7 @@ async def test_after_a_suspension_nothing_is_done_for_a_declaration_that_another
 
 async def test_everything_stays_published_while_kubernetes_is_unreachable(scene: GranteeScene) -> None:
     await scene.reconcile(target(ORDERS), see({"orders": (ORDERS,)}))
-    await scene.reconcile(Target(KEY, None), Observed(), replace(SERVER, away=True))
+    await scene.reconcile(Target(KEY, None), Observed(), replace(SERVER, enforcing=True))
     assert len(scene.grantees.published("main")) == 1
 
 

@@ -69,8 +69,8 @@ class SettledWorkers(list[SimpleNamespace]):
 
     def __init__(self, workers: list[SimpleNamespace]) -> None:
         super().__init__(workers)
-        self.settled = anyio.Event()
-        self.settled.set()
+        self.all_started = anyio.Event()
+        self.all_started.set()
 
 
 async def wait_served(port: int) -> None:

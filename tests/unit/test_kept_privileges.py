@@ -290,7 +290,7 @@ class TestTheClaim:
         assert decide(desired(READ), see({}), SERVER, Policy(), rejection).privileges is None
 
     def test_the_claim_does_not_change_while_kubernetes_is_unreachable(self) -> None:
-        away = replace(SERVER, away=True)
+        away = replace(SERVER, enforcing=True)
         assert not decide(desired(READ), see({}), away, Policy()).writes
 
     def test_a_declaration_too_large_for_the_claim_is_refused_but_the_role_is_still_kept(self) -> None:

@@ -62,9 +62,9 @@ def settle(
 ) -> None:
     number = read_more(memory).read
     for key, objects in unfinished.items():
-        memory.settle(key, read, objects, Moment(0.0, datetime.now(UTC)), number)
+        memory.note_granted(key, read, objects, Moment(0.0, datetime.now(UTC)), number)
     if everyone:
-        memory.settle_everyone(read)
+        memory.end_round(read)
 
 
 def remember(memory: PrivilegeMemory, *, suspended: bool = False) -> RoleMemory:
@@ -173,9 +173,9 @@ def test_objects_that_only_the_read_back_of_one_role_finds_stay_new_to_others() 
     decided = read(memory, OLD).read
     number = read_more(memory, OLD, NEW).read
     now = Moment(0.0, datetime.now(UTC))
-    memory.settle(READER.key, None, NOTHING, now, decided)
-    memory.settle(OTHER.key, None, NOTHING, now, number)
-    memory.settle_everyone(None)
+    memory.note_granted(READER.key, None, NOTHING, now, decided)
+    memory.note_granted(OTHER.key, None, NOTHING, now, number)
+    memory.end_round(None)
     assert role.select_new(read_more(memory)) == only(NEW)
 
 

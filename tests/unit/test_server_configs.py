@@ -187,7 +187,7 @@ async def test_a_server_deleted_between_two_terms_leaves_no_series() -> None:
     world = ServerConfigWorld()
     world.put("stays")
     async with running(world):
-        await world.until(world.servers.settled.is_set, "the declared servers")
+        await world.until(world.servers.all_started.is_set, "the declared servers")
         text = metrics.render(None, 0.0).decode()
         assert 'server="went"' not in text
         assert 'pgrole_sessions_total{server="stays"}' in text

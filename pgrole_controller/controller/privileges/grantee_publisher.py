@@ -88,7 +88,7 @@ class GranteePublisher:
 
         Raises PgRoleError if the server fails.
         """
-        some = self._find_unpublished(attempts) if self._server.away else attempts
+        some = self._find_unpublished(attempts) if self._server.enforcing else attempts
         if some:
             await self._publish(some)
         for one in attempts:
@@ -193,7 +193,7 @@ def _find_grantee(one: Attempt, before: Grantee | None, server: Server) -> Grant
         return None if before and _is_protected(before.role_name, before.oid, one.target.policy, server) else before
     role = _find_role(desired, observed, server)
     if role is None:
-        return None if server.away else find_adoptee(desired, observed, server, one.target.policy)
+        return None if server.enforcing else find_adoptee(desired, observed, server, one.target.policy)
     if before is not None and (before.uid, before.oid, before.adoptee) != (desired.owner.object_uid, role.oid, None):
         before = None
     kept = answered_for(observed.claim, desired, server)

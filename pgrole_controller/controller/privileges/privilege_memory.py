@@ -204,7 +204,7 @@ class PrivilegeMemory:
         for key in self._resting:
             role = self._roles.get(key)
             if role is not None and role.missed is not None:
-                role.missed = frozenset((role.missed | new.later_than(role.settled)) & self._known.keys())
+                role.missed = frozenset((role.missed | new.later_than(role.granted_at)) & self._known.keys())
         return new
 
     @property
@@ -224,9 +224,9 @@ class PrivilegeMemory:
         """
         if key not in self._resting:
             role = self._roles[key]
-            role.missed, role.settled = missed, number
+            role.missed, role.granted_at = missed, number
 
-    def settle(
+    def note_granted(
         self,
         key: Key,
         read: frozenset[ObjectId] | None,
@@ -244,11 +244,11 @@ class PrivilegeMemory:
         unfinished = read if unfinished is None else unfinished
         if role.missed is not None and unfinished is not None and key not in self._resting:
             unread = frozenset[ObjectId]() if read is None else role.missed - read
-            new, settled = self._new, role.settled
-            left = {one for one in unfinished if one in role.missed or new.get(one, settled) > settled}
+            new, granted = self._new, role.granted_at
+            left = {one for one in unfinished if one in role.missed or new.get(one, granted) > granted}
             role.missed = unread | left
             if read is None:
-                role.settled = max(settled, number)
+                role.granted_at = max(granted, number)
 
     def note_unchanged(
         self, considered: Iterable[Grantee], chosen: Iterable[Grantee], observed: ObservedDatabase
@@ -264,13 +264,13 @@ class PrivilegeMemory:
             role = self._roles[key]
             role.missed = role.missed and role.missed - read
 
-    def settle_everyone(self, read: frozenset[ObjectId] | None) -> None:
+    def end_round(self, read: frozenset[ObjectId] | None) -> None:
         """A round ends that considered every role: on the objects that it read, nothing is new any more, except what a
-        role misses. `read`: None if a complete read of the round settled each role.
+        role misses. `read`: None if a complete read of the round served each role.
         """
         if read is None:
             known = (role for key, role in self._roles.items() if key not in self._resting and role.missed is not None)
-            oldest = min((role.settled for role in known), default=self._reads)
+            oldest = min((role.granted_at for role in known), default=self._reads)
             self._new = {oid: number for oid, number in self._new.items() if number > oldest}
         else:
             self._new = {oid: number for oid, number in self._new.items() if oid not in read}

@@ -80,9 +80,10 @@ class RoundContext:
 
 
 @dataclass(frozen=True, slots=True)
-class SettledRoles:
-    """The results of `PrivilegeReconcile.settle`. `undecided`: not decided about, because of large_rounds.MOST_CHANGES.
-    `unclear`: a partial read did not suffice for a report on these. `read`: as in PrivilegeMemory.settle.
+class ReconciledRoles:
+    """The results of `PrivilegeReconcile.reconcile_roles`. `undecided`: not decided about, because of
+    large_rounds.MOST_CHANGES. `unclear`: a partial read did not suffice for a report on these. `read`: as in
+    PrivilegeMemory.note_granted.
     """
 
     results: Sequence[PrivilegeResult] = ()
@@ -113,12 +114,12 @@ class PrivilegeReconcile:
         self._screening = RoundScreening(context.memory, context.session.database)
         self._records = RoundRecords(context.session, context.memory.drifts, context.cluster, context.config.history)
 
-    async def settle(self, grantees: Sequence[Grantee], to_read: PrivilegeRead) -> SettledRoles:
+    async def reconcile_roles(self, grantees: Sequence[Grantee], to_read: PrivilegeRead) -> ReconciledRoles:
         """Returns a result for each role if `to_read` is everything, else for those on which something was found.
         Raises PgRoleError if the session fails.
         """
         if not grantees:
-            return SettledRoles()
+            return ReconciledRoles()
         complete, undecided = to_read.scope is Scope.FULL, list[Grantee]()
         read = await self._read(grantees, to_read)
         found = None if complete else frozenset(one.object.id for one in read.observed.acls)
@@ -151,7 +152,7 @@ class PrivilegeReconcile:
             }
         self._measure_repair()
         results = await self._finish(every, found, read.previous, complete=complete)
-        return SettledRoles(results, undecided, unclear, found)
+        return ReconciledRoles(results, undecided, unclear, found)
 
     def _measure_repair(self) -> None:
         if self._repaired_at > self._since:
@@ -162,14 +163,14 @@ class PrivilegeReconcile:
     async def _finish(
         self, every: Sequence[PrivilegeProgress], found: frozenset[ObjectId] | None, previous: int, *, complete: bool
     ) -> list[PrivilegeResult]:
-        """`found`: as SettledRoles.read. `previous`: as in RoundRead."""
+        """`found`: as ReconciledRoles.read. `previous`: as in RoundRead."""
         turns, results = Turns(), list[PrivilegeResult]()
         with anyio.CancelScope(shield=True):  # what is noted as announced is reported
             for one in every:
                 if one.is_applied:
                     self._interruptions.note_applied(one.grantee.key)
                 unfinished = None if one.undecided else frozenset(change.object.id for change in one.changes)
-                self._memory.settle(one.grantee.key, found, unfinished, self._now, one.decided)
+                self._memory.note_granted(one.grantee.key, found, unfinished, self._now, one.decided)
                 if complete or one.touched:
                     results.append(self._result(one, previous, complete=complete))
                 await turns.share()

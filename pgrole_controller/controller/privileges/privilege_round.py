@@ -84,7 +84,7 @@ async def run_round(
     async with session.lock:
         small = SmallRounds(context, grantees, reads.busy, notice, note)
         reconcile = PrivilegeReconcile(context, everyone=len(everyone), since=since, interruptions=small)
-        first = await reconcile.settle([one for one in grantees if one.key in reads.changed], to_read)
+        first = await reconcile.reconcile_roles([one for one in grantees if one.key in reads.changed], to_read)
         await note(first.results)
         complete = reads.complete | memory.further.admit(frozenset(first.unclear), now)
         complete |= {one.key for one in first.undecided}
@@ -92,14 +92,14 @@ async def run_round(
         memory.further.begin(complete)  # before the reads: what is announced from now on asks for another
         began = anyio.current_time()
         while waiting:
-            settled = await reconcile.settle(waiting, EVERYTHING | to_read)
-            await note(settled.results)
-            waiting = settled.undecided
+            reconciled = await reconcile.reconcile_roles(waiting, EVERYTHING | to_read)
+            await note(reconciled.results)
+            waiting = reconciled.undecided
         if complete and to_read.scope is not Scope.FULL:
             memory.further.note(began, anyio.current_time())
         if complete | reads.changed >= everyone:
             # None, as after a complete read, if the first one was for no role.
-            memory.settle_everyone(first.read)
+            memory.end_round(first.read)
         await reconcile.record()
         await note(await _compare_adoptees(context, adoptees, to_read, keys, small))
         small.finish()

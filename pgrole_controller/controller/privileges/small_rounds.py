@@ -163,21 +163,21 @@ class SmallRounds:
         began, memory = anyio.current_time(), self._context.memory
         # Of the others, the same is read again.
         reconcile = PrivilegeReconcile(self._context, everyone=len(some), since=since)
-        settled = await reconcile.settle(some, to_read)
-        read = settled.read or frozenset()
-        undecided = {one.key for one in settled.undecided}
+        reconciled = await reconcile.reconcile_roles(some, to_read)
+        read = reconciled.read or frozenset()
+        undecided = {one.key for one in reconciled.undecided}
         if undecided:
             self._unread |= to_read
             self._skipped |= undecided
-        self._unclear |= settled.unclear | (memory.needing_complete_read() & {one.key for one in some})
+        self._unclear |= reconciled.unclear | (memory.needing_complete_read() & {one.key for one in some})
         new = memory.select_new(read)
-        memory.settle_everyone(read)
+        memory.end_round(read)
         memory.add_missed(self._busy | undecided, new)
         self._new |= new
-        self._counts |= {result.key: result.drift_count for result in settled.results}
+        self._counts |= {result.key: result.drift_count for result in reconciled.results}
         if to_read.scope is Scope.RECENT:
             self._rest.begin(began, anyio.current_time())
-        await self._report(settled.results)
+        await self._report(reconciled.results)
 
     def finish(self) -> None:
         """At the end of the large round: has the next one do what the small ones left, and what searches found."""

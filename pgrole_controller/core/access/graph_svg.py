@@ -209,13 +209,13 @@ def _set_positions(
         order = rows if sweep % 2 == 0 else rows[::-1]
         beside = left if sweep % 2 == 0 else right
         for row in order:
-            _settle(places, row, beside)
+            _align(places, row, beside)
     top = min((place.y - place.height / 2 for place in places.values()), default=0.0)
     for place in places.values():
         place.y += _TITLE_HEIGHT + 12 - top
 
 
-def _settle(places: Mapping[str, _NodePlace], row: Sequence[str], beside: Mapping[str, Sequence[str]]) -> None:
+def _align(places: Mapping[str, _NodePlace], row: Sequence[str], beside: Mapping[str, Sequence[str]]) -> None:
     """Moves the nodes of a layer towards their neighbours, without changing their order or overlapping."""
     wanted = []
     for key in row:

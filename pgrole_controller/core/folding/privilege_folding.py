@@ -130,7 +130,7 @@ class PrivilegeFolder:
             if folded.problem:
                 draft.unmanaged[name] = folded.problem
         _choose_creators(draft, defaults)
-        result = self._settle(oid, role_name, draft, notes)
+        result = self._declare_exactly(oid, role_name, draft, notes)
         if result.declared is None:
             return result
         return replace(result, notes=(*self._note_beyond(grantee), *result.notes))
@@ -222,7 +222,7 @@ class PrivilegeFolder:
             places.setdefault((one.creator_name, one.schema), {})[one.object_type] = held
         return places
 
-    def _settle(self, oid: int, role_name: str, draft: _Draft, notes: tuple[str, ...]) -> FoldedDatabase:
+    def _declare_exactly(self, oid: int, role_name: str, draft: _Draft, notes: tuple[str, ...]) -> FoldedDatabase:
         """Turns the draft into a declaration that fits the limits and changes nothing."""
         for _ in range(3):
             declared = self._declare(draft)
