@@ -48,7 +48,7 @@ CREATE TABLE IF NOT EXISTS pgrole.installation (
 );
 
 -- Locked by sessions that change roles or privileges, or observe. Not advisory locks, which any role that can connect could take
--- and hold. Views, since VACUUM and ANALYZE lock tables.
+-- and hold. Views, since VACUUM and ANALYZE lock tables. Controllers of 0.2.0 lock turn_to_look by its name.
 CREATE OR REPLACE VIEW pgrole.turn_to_change AS SELECT true AS turn;
 CREATE OR REPLACE VIEW pgrole.turn_to_look AS SELECT true AS turn;
 

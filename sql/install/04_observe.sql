@@ -216,6 +216,7 @@ AS $$
 $$;
 
 -- Takes the lock on observing until the transaction ends. Returns false if another session holds it. Assigns no transaction id.
+-- A watch that began with version 3 still calls it by this name.
 CREATE OR REPLACE FUNCTION pgrole.try_turn_to_look() RETURNS boolean
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp

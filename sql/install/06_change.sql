@@ -123,7 +123,7 @@ AS $$
     DELETE FROM pgrole.claim WHERE role_name = claimed_name AND object_uid = holder
 $$;
 
--- Stores the state of the role's password in the claim.
+-- Stores the state of the role's password in the claim. Controllers of 0.2.0 call it by this name.
 CREATE OR REPLACE FUNCTION pgrole.keep_credential(
     claimed_name text, holder text, source text, digest text, rotated timestamptz, rotate text, connection text
 ) RETURNS void
