@@ -45,9 +45,11 @@ _NEW_OWNER_SIZE = "spec.reassignOwnedTo must have at most 63 bytes (UTF-8) and n
 _NOT_DELIVERED = "spec.password.generate requires spec.connectionSecret, which delivers the password: add it"
 _NOT_LEFT = (
     "spec.drift.ignore must not list password while spec.password.generate is set: "
-    "the Secret could then hold a password that the database does not accept"
+    "the Secret could then hold a password that the database does not accept. Remove one of the two"
 )
-_ONLY_WITH_DROP = "spec.reassignOwnedTo and spec.terminateSessions require spec.deletionPolicy: Drop"
+_ONLY_WITH_DROP = (
+    "spec.reassignOwnedTo and spec.terminateSessions require spec.deletionPolicy: Drop; set it, or remove them"
+)
 _GROUP_TWICE = 'spec.memberOf names role "{name}" twice: remove one of them'
 _DATABASE_TWICE = 'spec.databaseParameters names database "{name}" twice: put its parameters into one item'
 
@@ -110,7 +112,10 @@ class DriftSpec(Model):
 
     policy: Literal["Correct", "Report"] = Field(
         default="Correct",
-        description="Correct restores the role at once. Report changes nothing and lists the fields that differ.",
+        description=(
+            "Correct reverts drift at once. Report lists what differs and leaves it so, until the spec changes or "
+            "someone approves the correction."
+        ),
     )
     ignore: Annotated[list[IgnoredField], UNIQUE] = Field(
         default_factory=list,
@@ -124,7 +129,7 @@ class DriftSpec(Model):
 
 
 class PgRoleSpec(Model):
-    """Desired state of the role. Fields you omit are kept at PostgreSQL's defaults."""
+    """Desired state of the role."""
 
     server_ref: ServerRef = Field(
         default=ServerRef.model_construct(),
@@ -291,6 +296,10 @@ class PgRole(Model):
     kind: Literal["PgRole"] = "PgRole"
     metadata: ObjectMeta
     spec: PgRoleSpec = Field(
+        description=(
+            "Desired state of the role. Fields you omit are kept at PostgreSQL's defaults, except password and "
+            "privileges, which are then not managed."
+        ),
         json_schema_extra=rules(
             rule("self.serverRef.name == oldSelf.serverRef.name", _SERVER_FIXED, field_path=".serverRef.name"),
             immutable_optional("name", _NAME_FIXED),
@@ -316,9 +325,16 @@ class PgRole(Model):
                 ),
                 "optionalOldSelf": True,
             },
-        )
+        ),
     )
-    status: PgRoleStatus | None = Field(default=None, json_schema_extra={"default": {"observedGeneration": -1}})
+    status: PgRoleStatus | None = Field(
+        default=None,
+        description=(
+            "Observed state of the role. The controller reads it only to prove ownership of a role that has no claim "
+            "in the database, and to continue its counts and histories."
+        ),
+        json_schema_extra={"default": {"observedGeneration": -1}},
+    )
 
     @property
     def role_name(self) -> str:

@@ -149,7 +149,10 @@ class PgServerSpec(Model):
     )
     allow: Allow = Field(
         default=Allow.model_construct(),
-        description="Policy for the PgRoles on this server. Anything not listed is denied.",
+        description=(
+            "Policy for the PgRoles on this server. Anything not listed is denied, except drop, and privileges on "
+            "objects that the namespace's own roles own."
+        ),
         json_schema_extra={"default": {}},
     )
     protected_roles: Annotated[list[Pattern], UNIQUE] = Field(

@@ -27,9 +27,10 @@ _VALID_UNTIL_SIZE = f"spec.validUntil must have at most {_MOMENT_LENGTH} charact
 _VALID_UNTIL = "spec.validUntil must be an RFC 3339 date-time with a time zone, in the years 1 to 9999"
 
 _PARAMETER_NAMES = (
-    "a parameter name must consist of letters, digits, _ or $, with dots in custom names, at most 63 characters"
+    "parameters: a name must begin with a letter or _, go on with letters, digits, _ or $, and have at most 63 "
+    "characters; in custom names, dots separate such parts"
 )
-_PARAMETER_VALUES = "a parameter value must have at most 1024 characters and no NUL (U+0000)"
+_PARAMETER_VALUES = "parameters: a value must have at most 1024 characters and no NUL (U+0000)"
 _TWICE = "parameter names are case-insensitive: remove one of the two names that differ only in case"
 _PARAMETER_TWICE = "{first} and {second} are the same parameter, since names are case-insensitive: remove one of them"
 _DATABASE_SIZE = "spec.databaseParameters: database must have 1 to 63 bytes (UTF-8), like every name in PostgreSQL"

@@ -96,7 +96,7 @@ NAMESPACE_RULES = rules(
 
 
 class Allow(Model):
-    """Policy for the PgRoles on this server. Anything not listed is denied."""
+    """Policy for the PgRoles on this server."""
 
     namespaces: NamespaceSelector = Field(
         default=NamespaceSelector.model_construct(),

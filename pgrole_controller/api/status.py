@@ -36,8 +36,8 @@ class AppliedServer(Model):
 AuthorProof = Literal["Transaction", "Log", "Statistics", "Session", "None"]
 _PROOF = (
     "What proves it. Transaction: an event or a line of the audit log with the transaction's ID. Log: a line of the "
-    "statement log. Statistics: pg_stat_statements, which names only the login. Session: a session that was "
-    "connected and may have done it. None: unknown."
+    "audit or statement log that names the role, but not this transaction. Statistics: pg_stat_statements, which names "
+    "only the login. Session: a session that was connected and may have done it. None: unknown."
 )
 _LOGIN = "Name of the role that the session logged in as."
 
@@ -208,7 +208,7 @@ class ApprovalStatus(Model):
 
 
 class PgRoleStatus(Model):
-    """Observed state of the role. Apart from the proof of ownership, the controller never reads it as input."""
+    """Observed state of the role."""
 
     observed_generation: int = Field(
         default=-1,

@@ -17,7 +17,7 @@ from pgrole_controller.console.object_fields import (
 _MOST = 10
 _PROOFS = {
     "Transaction": "proven by the transaction",
-    "Log": "found in the statement log",
+    "Log": "found in the server's log",
     "Statistics": "found in statement statistics, which name only the login",
     "Session": "was connected then and may have done it",
 }
