@@ -211,7 +211,7 @@ async def _read_declaration(client: "Client", stored: Stored, own_namespace: str
 
     server = await read_declaration(client, stored, ControllerConfig(namespace=own_namespace))
     problem = server.problem
-    if problem is None or not problem.message.endswith(f" in namespace {own_namespace} does not exist"):
+    if problem is None or f" in namespace {own_namespace} does not exist" not in problem.message:
         return server
     message = f"{problem.message}. If the controller is in another namespace, name that with --own-namespace"
     return replace(server, problem=problem.reword(message))

@@ -43,8 +43,8 @@ _ROLES = {
     "Conflict": ReasonAdvice(
         "Another PgRole has the role, the connection Secret belongs to something else, or something removes or "
         "refuses the object's finalizer.",
-        "Delete one of the two. Or delete this object and create it with another spec.name, or name another connection "
-        "Secret. Let the object have its finalizer, or set spec.deletionPolicy to Retain.",
+        "For the role: delete this object and create it with another spec.name. For the Secret: name another one. "
+        "For the finalizer: let the webhook keep it, or set spec.deletionPolicy to Retain.",
     ),
     "RoleExists": ReasonAdvice(
         "The role existed before this object, and it is not this object's.",
@@ -75,7 +75,7 @@ _ROLES = {
     ),
     "ClaimedElsewhere": ReasonAdvice(
         "An object in another cluster has the role.",
-        "Delete that object and adopt the role here, or move the claims.",
+        "Delete that object with spec.deletionPolicy Retain, then adopt the role here. Or move the claims.",
     ),
     "DropBlocked": ReasonAdvice(
         "The role cannot be dropped yet.",

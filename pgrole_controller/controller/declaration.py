@@ -209,7 +209,8 @@ async def _read_endpoint(
     which = f'spec.connection.credentialsSecretRef: Secret "{name}" in namespace {controller_config.namespace}'
     secret = await read_secret(client, Key(controller_config.namespace, name))
     if secret is None:
-        raise Waiting(Reason.SERVER_NOT_READY, f"{which} does not exist")
+        keys = "username" if controller_config.token_command else "username and password"
+        raise Waiting(Reason.SERVER_NOT_READY, f"{which} does not exist: create it, with {keys}")
     user = _decode(which, secret.data, "username")
     token_command = controller_config.token_command if "password" not in secret.data else None
     password = token_command or _decode(which, secret.data, "password")
@@ -227,28 +228,29 @@ async def _read_endpoint(
 
 async def _read_ca(client: Client, reference: "CaRef", own_namespace: str) -> str:
     which = f'spec.connection.caRef: {reference.kind} "{reference.name}" in namespace {own_namespace}'
+    missing = f'{which} does not exist: create it, with the CA under key "{reference.key}"'
     if reference.kind == "Secret":
         secret = await read_secret(client, Key(own_namespace, reference.name))
         if secret is None:
-            raise Waiting(Reason.SERVER_NOT_READY, f"{which} does not exist")
+            raise Waiting(Reason.SERVER_NOT_READY, missing)
         return _decode(which, secret.data, reference.key)
     try:
         answer = await client.request("GET", CONFIGMAPS.path(own_namespace, reference.name))
     except ApiError as error:
         if error.status == 404:
-            raise Waiting(Reason.SERVER_NOT_READY, f"{which} does not exist") from error
+            raise Waiting(Reason.SERVER_NOT_READY, missing) from error
         raise
     text = (parse(answer).get("data") or {}).get(reference.key)
     if not isinstance(text, str) or not text.strip():
-        raise Waiting(Reason.SERVER_NOT_READY, f'{which} has no key "{reference.key}"')
+        raise Waiting(Reason.SERVER_NOT_READY, f'{which} has no key "{reference.key}", or it is empty: set it')
     return text
 
 
 def _decode(which: str, data: Mapping[str, bytes], key: str) -> str:
     value = data.get(key)
     if not value:
-        raise Waiting(Reason.SERVER_NOT_READY, f'{which} has no key "{key}", or it is empty')
+        raise Waiting(Reason.SERVER_NOT_READY, f'{which} has no key "{key}", or it is empty: set it')
     try:
         return value.decode()
     except UnicodeDecodeError:
-        raise Waiting(Reason.SERVER_NOT_READY, f'{which}: key "{key}" is not UTF-8 text') from None
+        raise Waiting(Reason.SERVER_NOT_READY, f'{which}: key "{key}" is not UTF-8 text: correct it') from None

@@ -39,7 +39,7 @@ from pgrole_controller.core.password import (
     is_due,
     request_of,
 )
-from pgrole_controller.core.password_rules import name_copied, name_delivery, name_source
+from pgrole_controller.core.password_rules import LEFT_AS_IS, name_copied, name_delivery, name_source
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.scram import SALT_BYTES, Verifier, make_verifier, read_password, verifies
 from pgrole_controller.kube.client import Client
@@ -143,11 +143,11 @@ class PasswordTasks:
             what = f"{which} is a Kubernetes token ({secret.type}), not a password"
             raise Refused(Reason.NOT_ALLOWED, f"{what}: name another Secret")
         if secret is None or asked.key not in secret.data:
-            raise Waiting(Reason.SECRET_MISSING, f"{which} does not exist; the role keeps its current password")
+            raise Waiting(Reason.SECRET_MISSING, f"{which} does not exist: create it; until then, {LEFT_AS_IS}")
         try:
             password = await anyio.to_thread.run_sync(read_password, secret.data[asked.key], limiter=self._hashers)
         except PgRoleError as error:
-            raise error.reword(f"{which} {error.message}; the role keeps its current password") from error
+            raise error.reword(f"{which} {error.message}; {LEFT_AS_IS}") from error
         return name_source(_version(secret), asked.key), password
 
     async def _deliver(

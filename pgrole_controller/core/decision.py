@@ -201,14 +201,15 @@ def _plan_new(desired: Desired, observed: Observed, server: Server, policy: Poli
     if older is not None:
         raise Refused(
             Reason.CONFLICT,
-            f'PgRole {older.name} also declares role "{desired.role.name}" and is older: delete one of them',
+            f'PgRole {older.name} also declares role "{desired.role.name}" and is older: choose another spec.name, '
+            "in a new object, or suspend or delete that PgRole",
         )
     named = observed.named
     for rival, proof in desired.proven_rivals:
         if observed.claim is None and named and proves(proof, named, server):
             raise Refused(
                 Reason.CONFLICT,
-                f'role "{desired.role.name}" belongs to PgRole {rival}: delete one, or choose another '
+                f'role "{desired.role.name}" belongs to PgRole {rival}, as its status proves: choose another '
                 "spec.name, in a new object",
             )
     changes = diff(_leave_ignored(desired, named, observed, policy), named.role if named else None)

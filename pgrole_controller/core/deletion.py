@@ -297,7 +297,8 @@ def _check_new_owner(policy: Policy, desired: Desired, observed: Observed, serve
         raise Refused(
             Reason.NOT_ALLOWED,
             f'spec.reassignOwnedTo: no PgRole in namespace {desired.owner.namespace} declares role "{name}", and the '
-            f"server's policy does not allow it; allowed: {', '.join(policy.reassign_to) or 'none'}",
+            f"server's policy does not allow it; allowed: {', '.join(policy.reassign_to) or 'none'}. Name another "
+            "role, or ask the server's administrator for allow.reassignTo",
         )
     reached = reaches_beyond(policy, name, observed.references, policy.reassign_to)
     if reached:

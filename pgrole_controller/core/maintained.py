@@ -23,13 +23,16 @@ def without_missing(desired_role: Role, references: References) -> tuple[Role, d
     pending: dict[str, PgRoleError] = {}
     if missing:
         names = quote_some(missing)
-        text = f"spec.memberOf: these roles do not exist yet: {names}: the controller grants each once it exists"
+        text = (
+            f"spec.memberOf: these roles do not exist yet: {names}: create or declare them. The controller grants each "
+            "once it exists"
+        )
         pending["member_of"] = Waiting(Reason.MEMBERSHIP_PENDING, text)
     if absent:
         names = quote_some(absent)
         text = (
-            f"spec.databaseParameters: these databases do not exist yet: {names}: the controller looks for them again "
-            "within 5 minutes"
+            f"spec.databaseParameters: these databases do not exist yet: {names}: create them, or remove them from "
+            "spec. The controller looks for them again within 5 minutes"
         )
         pending["database_parameters"] = Waiting(Reason.DATABASE_ERROR, text)
     if not pending:

@@ -40,7 +40,8 @@ def find_own_claim(desired: Desired, observed: Observed, server: Server) -> Clai
         raise Refused(
             Reason.CLAIMED_ELSEWHERE,
             f'role "{claim.role_name}" is claimed by PgRole {claim.owner} of cluster {claim.owner.cluster}: delete it '
-            "there and set spec.adopt: true, or ask an administrator to move the claim (pgrole-controller claims)",
+            "there with spec.deletionPolicy: Retain, and set spec.adopt: true here; or ask an administrator to move "
+            "the claim (pgrole-controller claims)",
         )
     if (claim.owner.namespace, claim.owner.object) == (desired.owner.namespace, desired.owner.object):
         raise Refused(
@@ -51,8 +52,8 @@ def find_own_claim(desired: Desired, observed: Observed, server: Server) -> Clai
         )
     raise Refused(
         Reason.CONFLICT,
-        f'role "{claim.role_name}" is claimed by PgRole {claim.owner}: delete one of the two, or choose another '
-        "spec.name, in a new object",
+        f'role "{claim.role_name}" is claimed by PgRole {claim.owner}: choose another spec.name, in a new object. '
+        "Or, to take the role over, delete that PgRole with spec.deletionPolicy: Retain, and set spec.adopt: true here",
     )
 
 

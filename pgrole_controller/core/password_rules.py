@@ -29,6 +29,9 @@ NO_PASSWORD = "none"  # noqa: S105 -- a word
 LEFT = "left"
 UNSET = "unset"
 
+#: Ends messages about a Secret that cannot be used.
+LEFT_AS_IS = "the controller leaves the role's password as it is"
+
 
 @dataclass(frozen=True, slots=True)
 class PasswordDecision:
@@ -164,7 +167,7 @@ def _blocker(desired: Desired, *, left: bool) -> PgRoleError | None:
         return Waiting(
             Reason.SECRET_MISSING,
             f'spec.password.secretRef: Secret "{desired.password.secret}" does not exist in namespace '
-            f"{desired.owner.namespace}; the role keeps its current password",
+            f'{desired.owner.namespace}: create it with key "{desired.password.key}"; until then, {LEFT_AS_IS}',
         )
     return None
 

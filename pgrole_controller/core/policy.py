@@ -88,13 +88,15 @@ def check_admitted(policy: Policy, name: str) -> None:
     if not policy.admitted:
         raise Refused(
             Reason.NOT_ALLOWED,
-            "the server's policy does not admit PgRoles of this namespace: ask the server's administrator",
+            "the server's policy does not admit PgRoles of this namespace: ask the server's administrator for "
+            "allow.namespaces",
         )
     if not matches(name, policy.role_names):
         raise Refused(
             Reason.NOT_ALLOWED,
             f'spec.name: the server\'s policy does not allow the role name "{name}" in this namespace; '
-            f"allowed: {', '.join(policy.role_names) or 'none'}",
+            f"allowed: {', '.join(policy.role_names) or 'none'}. Choose another spec.name, in a new object, or ask "
+            "the server's administrator for allow.roleNames",
         )
 
 
@@ -107,7 +109,8 @@ def check_desired(policy: Policy, desired: Role) -> None:
             Reason.NOT_ALLOWED,
             f"the server's policy does not allow {_spell(refused)}; "
             f"allowed: {_spell(sorted(policy.attributes)) or 'none'}. "
-            f"Remove it from spec, or ask the server's administrator",
+            f"Remove {'it' if len(refused) == 1 else 'them'} from spec, or ask the server's administrator for "
+            "allow.attributes",
         )
 
 
@@ -143,7 +146,8 @@ def check_within_policy(
         raise Refused(
             Reason.NOT_ALLOWED,
             f'{action} is denied: role "{found.role.name}" has attributes or memberships that the server\'s policy '
-            f"does not allow in this namespace ({', '.join(held)}): ask an administrator to revoke them first",
+            f"does not allow in this namespace ({', '.join(held)}): ask an administrator to revoke them first, or to "
+            "allow them in PgServer.spec.allow",
         )
 
 
@@ -175,13 +179,15 @@ def check_memberships(policy: Policy, desired: Role, references: References) -> 
         if membership.admin and not may_pass_on(policy, group):
             raise Refused(
                 Reason.NOT_ALLOWED,
-                f'spec.memberOf: admin of "{group}" would let the role grant the membership to anyone; this is allowed '
-                f"only for roles with names of this namespace: {', '.join(policy.role_names) or 'none'}",
+                f'spec.memberOf: admin of "{group}" would let the role grant the membership to anyone, which is '
+                f"allowed only for the names in allow.roleNames ({', '.join(policy.role_names) or 'none'}): set admin "
+                "to false",
             )
         if not references.options and (membership.inherit, membership.set) != (True, True):
             raise Refused(
                 Reason.INVALID_SPEC,
-                "spec.memberOf: inherit and set require PostgreSQL 16 or later: remove them",
+                f'spec.memberOf: role "{group}": inherit: false and set: false require PostgreSQL 16 or later: remove '
+                "them; before 16, spec.inherit decides",
             )
 
 
@@ -189,12 +195,15 @@ def why_not_joined(policy: Policy, group: str, references: References) -> str | 
     """Returns why no object may join a role, by its name or by what it reaches; None if objects may."""
     if not matches(group, policy.member_of):
         allowed = ", ".join(policy.member_of) or "none"
-        return f'the server\'s policy does not allow membership in "{group}"; allowed: {allowed}'
+        return (
+            f'the server\'s policy does not allow membership in "{group}"; allowed: {allowed}. Remove it, or ask the '
+            "server's administrator for allow.memberOf"
+        )
     reached = reaches_beyond(policy, group, references, policy.member_of)
     if reached:
         return (
-            f'membership in "{group}" would reach {", ".join(reached)}, which the server\'s policy must list by '
-            f"exact name to allow it"
+            f'membership in "{group}" would reach {", ".join(reached)}: remove it, or ask the server\'s administrator '
+            "to list these roles by exact name in allow.memberOf"
         )
     return None
 

@@ -88,8 +88,8 @@ def refuse_cycles(
                 continue
             error = Refused(
                 Reason.INVALID_SPEC,
-                f'spec.memberOf: PostgreSQL rejects the membership: role "{group}" is a member of role '
-                f'"{one.role_name}"',
+                "spec.memberOf: PostgreSQL rejects the membership; remove it, or the one that it conflicts with: "
+                f'role "{group}" is a member of role "{one.role_name}"',
             )
             judged.append(_keep(replace(one, changes=now), error) if change in late else error)
             break

@@ -45,13 +45,14 @@ _TABLE: dict[str, Callable[[str], PgRoleError]] = {
     "08": lambda text: Transient(Reason.SERVER_NOT_READY, f"the connection to PostgreSQL failed: {text}"),
     "08P01": lambda text: Transient(
         Reason.SERVER_NOT_READY,
-        f"the connection to PostgreSQL failed: {text}. A pooler in between, like PgBouncer, rejects what the "
-        "controller requests: connect to the server itself",
+        f"the connection to PostgreSQL failed: {text}. A pooler in between, such as PgBouncer, may reject the "
+        "settings that the controller requests: connect to the server itself",
     ),
     "0LP01": lambda text: RefusedForNow(
-        Reason.INVALID_SPEC, f"spec.memberOf: PostgreSQL rejects the membership: {text}"
+        Reason.INVALID_SPEC,
+        f"spec.memberOf: PostgreSQL rejects the membership; remove it, or the one that it conflicts with: {text}",
     ),
-    "22": lambda text: Refused(Reason.INVALID_SPEC, f"PostgreSQL rejects a value of the spec: {text}"),
+    "22": lambda text: Refused(Reason.INVALID_SPEC, f"PostgreSQL rejects a value in spec; correct it: {text}"),
     "23505": lambda text: Transient(Reason.PROGRESSING, f"a concurrent transaction changed the role first: {text}"),
     "25001": lambda text: Refused(
         Reason.INVALID_SPEC,
@@ -83,10 +84,18 @@ _TABLE: dict[str, Callable[[str], PgRoleError]] = {
     ),
     "55000": lambda text: Transient(Reason.SERVER_NOT_READY, f"the server is not in the required state: {text}"),
     "55P02": lambda text: Refused(Reason.INVALID_SPEC, f"spec.parameters: {text}"),
-    "55P03": lambda text: Transient(Reason.DATABASE_ERROR, f"a lock was not available in time: {text}"),
+    "55P03": lambda text: Transient(
+        Reason.DATABASE_ERROR, f"a lock was not available in time; find the session that holds it in pg_locks: {text}"
+    ),
     "55006": lambda text: Waiting(Reason.DROP_BLOCKED, f"the role is in use: {text}"),
-    "57014": lambda text: Transient(Reason.DATABASE_ERROR, f"a statement exceeded its timeout: {text}"),
-    "57": lambda text: Transient(Reason.SERVER_NOT_READY, f"the server is starting up or shutting down: {text}"),
+    "57014": lambda text: Transient(
+        Reason.DATABASE_ERROR,
+        "a statement exceeded its timeout, or was canceled; look for locks and load in pg_locks and pg_stat_activity: "
+        f"{text}",
+    ),
+    "57": lambda text: Transient(
+        Reason.SERVER_NOT_READY, f"the server ended the session, is starting up or is shutting down: {text}"
+    ),
     "58P01": lambda text: Transient(
         Reason.SERVER_NOT_READY,
         f"PostgreSQL: {text}. If the file is a library, reset session_preload_libraries or dynamic_library_path with "

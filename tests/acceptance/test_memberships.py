@@ -75,7 +75,7 @@ async def test_an_option_the_server_does_not_support_is_refused(
     await database.execute(f"CREATE ROLE {prefix}_a")
     await kube.apply("app", name=f"{prefix}_app", memberOf=[{"role": f"{prefix}_a", option: False}])
     obj = await kube.wait_reason("app", "InvalidSpec")
-    assert "inherit and set require PostgreSQL 16" in condition(obj, "Ready")["message"]
+    assert "inherit: false and set: false require PostgreSQL 16" in condition(obj, "Ready")["message"]
     assert await database.role(f"{prefix}_app") is None
     await declare(kube, prefix, f"{prefix}_a")
     assert await memberships(database, f"{prefix}_app") == {f"{prefix}_a": (False, True, True)}

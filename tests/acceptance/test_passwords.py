@@ -198,7 +198,7 @@ async def test_an_invalid_password_is_reported_and_the_role_keeps_its_current_on
     before = await row_version(database, role)
     await kube.apply_secret("source", password=content)
     obj = await kube.wait_for("app", lambda obj: says(obj, reason, '"source"', '"password"', words), words)
-    assert "keeps its current password" in condition(obj, "Ready")["message"]
+    assert "the controller leaves the role's password as it is" in condition(obj, "Ready")["message"]
     assert await row_version(database, role) == before
     await kube.apply_secret("source", password="better")
     await database.wait_password(role, "better")

@@ -199,7 +199,7 @@ def typical() -> Snapshot:
             "orders-report",
             "NotAllowed",
             "the server's policy does not allow superuser; allowed: createdb. Remove it from spec, or ask the server's "
-            "administrator",
+            "administrator for allow.attributes",
             since=ago(minutes=35),
             spec={"superuser": True, "memberOf": [{"role": "orders_app"}]},
         ),
@@ -235,7 +235,8 @@ def typical() -> Snapshot:
             "billing",
             "invoices",
             "MembershipPending",
-            'spec.memberOf: these roles do not exist yet: "billing_owner": the controller grants each once it exists',
+            'spec.memberOf: these roles do not exist yet: "billing_owner": create or declare them. The controller '
+            "grants each once it exists",
             since=ago(seconds=40),
             spec={"memberOf": [{"role": "billing_owner"}, {"role": "readers"}]},
         ),

@@ -151,7 +151,11 @@ class TestOwnership:
     def test_another_objects_claim_is_a_conflict_that_names_it_and_says_what_to_do(self) -> None:
         error = refusal(desired(adopt=True), Observed(named=FOUND, claim=claim(owner=OTHER)))
         assert error.reason is Reason.CONFLICT
-        assert "shop/other: delete one of the two, or choose another spec.name, in a new object" in error.message
+        assert (
+            "shop/other: choose another spec.name, in a new object. Or, to take the role over, delete that"
+            in error.message
+        )
+        assert error.message.endswith("with spec.deletionPolicy: Retain, and set spec.adopt: true here")
 
     def test_the_claim_of_an_object_of_the_same_name_in_an_earlier_namespace_is_told_from_ones_own(self) -> None:
         earlier = replace(ME, object_uid="uid-0", namespace_uid="another")
@@ -164,7 +168,7 @@ class TestOwnership:
     def test_another_clusters_claim_is_named_with_its_cluster_and_what_to_do(self) -> None:
         error = refusal(desired(), Observed(named=FOUND, claim=claim(owner=replace(OTHER, cluster="cluster-b"))))
         assert error.reason is Reason.CLAIMED_ELSEWHERE
-        assert "of cluster cluster-b: delete it there and set spec.adopt: true, or ask" in error.message
+        assert "of cluster cluster-b: delete it there with spec.deletionPolicy: Retain, and set" in error.message
 
     def test_without_a_claim_the_older_of_two_objects_takes_precedence(self) -> None:
         error = refusal(desired(older_rivals=(Rival("shop/older", DESIRED, POLICY),)), Observed())
@@ -250,7 +254,7 @@ class TestOwnership:
         proof = Proof("app", OID, SERVER.system_identifier, digest(DESIRED))
         error = refusal(desired(adopt=True, proven_rivals=(("shop/owner", proof),)), Observed(named=FOUND))
         assert error.reason is Reason.CONFLICT
-        assert "shop/owner: delete one, or choose another spec.name, in a new object" in error.message
+        assert error.message.endswith("shop/owner, as its status proves: choose another spec.name, in a new object")
 
 
 class TestPolicy:

@@ -471,7 +471,9 @@ class TestRefusedObjects:
         observed = Observed(ObservedRole(OID, there), references=REFERENCES)
         error = refusal(desired(role=replace(DESIRED, bypassrls=True), proof=proof_of(DESIRED)), observed)
         assert "bypassrls" in error.message
-        assert error.message.endswith("(createrole): ask an administrator to revoke them first")
+        assert error.message.endswith(
+            "(createrole): ask an administrator to revoke them first, or to allow them in PgServer.spec.allow"
+        )
         other = replace(DESIRED, name="team-b_app")
         observed = Observed(ObservedRole(OID, replace(other, member_of=there.member_of)), references=REFERENCES)
         error = refusal(desired(role=other, proof=proof_of(other)), observed)

@@ -75,7 +75,7 @@ def check_database(policy: PrivilegePolicy, database: str, *, declared: bool = T
         besides = f", except {', '.join(policy.but)}" if policy.but else ""
         why = (
             f"PgServer.spec.databases does not include it; allowed: {allowed}{besides}. {remove} the server's "
-            "administrator"
+            "administrator to include it"
         )
     elif database in policy.templates and not names_itself(database, policy.databases):
         why = (

@@ -48,7 +48,8 @@ _CHECKS = (
         "pgrole_foreign_triggers",
         queries.privileges("foreign_triggers"),
         FOREIGN_EVENT_TRIGGER,
-        "an event trigger of a role that is not trusted would run with the controller's privileges",
+        "an event trigger of a role that is not trusted would run with the controller's privileges: disable it, or "
+        "make a superuser the owner of it and of its function",
     ),
     _Check(
         "pgrole_unexpected",
@@ -60,7 +61,7 @@ _CHECKS = (
         "pgrole_ineffective",
         queries.privileges("ineffective"),
         NOT_AS_EXPECTED,
-        "the statements did not have the effect that they should have",
+        "privileges differ from what the controller granted or revoked; it reads them again",
     ),
     _Check(
         "pgrole_unwritten",
