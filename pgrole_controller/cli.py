@@ -230,7 +230,7 @@ def _run(options: argparse.Namespace) -> int:
             print_error(str(error))
         code = MISUSED if isinstance(next(leaves(group)), Misconfigured) else FAILED
     except* Exception:
-        log.exception("ended by an error")
+        log.exception("exiting: unexpected error")
         code = FAILED
     return code
 

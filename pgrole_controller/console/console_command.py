@@ -100,7 +100,7 @@ async def serve(
         async with anyio.create_task_group() as tasks:
             server = await _server(arguments, pages, port, announce, tasks)
             async with _accepting(server, listening):
-                log.info("console listens", extra={"host": arguments.host, "port": port, "auth": arguments.auth})
+                log.info("console listening", extra={"host": arguments.host, "port": port, "auth": arguments.auth})
                 task_status.started(port)
                 await anyio.sleep_forever()
 

@@ -267,7 +267,7 @@ class Viewer:
             try:
                 return await find_scope(client, self._wanted, refused=self._refused)
             except KubeError as error:
-                log.warning("rights of the viewer not read", extra={"viewer": self.name, "error": str(error)})
+                log.warning("permissions of the viewer not read", extra={"viewer": self.name, "error": str(error)})
                 pause = AWAY_SECONDS
                 if not self._connection.accepted:
                     pause = CHECK_SECONDS  # each attempt reads the credentials again, which may run a program
@@ -304,10 +304,10 @@ class Viewer:
                 try:
                     held = await may_still_list(client, resource, place)
                 except KubeError as error:
-                    log.debug("rights not checked", extra={"viewer": self.name, "error": str(error)})
+                    log.debug("permissions not checked", extra={"viewer": self.name, "error": str(error)})
                     break
                 if not held:
-                    log.info("right revoked", extra={"viewer": self.name, "resource": resource.plural})
+                    log.info("permission revoked", extra={"viewer": self.name, "resource": resource.plural})
                     self._lost = scope
                     self._forget()
                     watching.cancel()

@@ -163,7 +163,7 @@ class Health:
         with start_blocking_portal() as portal:
             ended, _ = portal.start_task(self._serve, _bind(host, port))
             try:
-                log.info("health served", extra={"host": host, "port": port})
+                log.info("health endpoints listening", extra={"host": host, "port": port})
                 await self._heartbeat.beat()
             finally:
                 ended.cancel()

@@ -154,7 +154,7 @@ class Maintenance:
     def _warn(self, database: str, error: Exception) -> None:
         shown = {"error": error.message} if isinstance(error, PgRoleError) else describe_error(error)
         extra = {"server": self._config().name, "database": database, **shown}
-        log.warning("history and events not pruned or copied: it is tried again within an hour", extra=extra)
+        log.warning("history and events not pruned or copied, trying again within an hour", extra=extra)
 
 
 def _is_missing(error: Exception, database: str) -> bool:

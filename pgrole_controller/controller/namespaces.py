@@ -290,7 +290,7 @@ async def read_cluster_id(client: "Client") -> str:
                 ) from error
             if error.status not in (408, 429) and error.status < 500:
                 raise
-            log.warning("API server does not answer yet", extra={"error": str(error)})
+            log.warning("API server not ready, trying again", extra={"error": str(error)})
         except (Unreachable, BadStream) as error:
             log.warning("API server not reached", extra={"error": str(error)})
         await anyio.sleep(1.0)

@@ -207,7 +207,7 @@ class _ReadCredentials(Credentials):
                 await self._read(self._read_token)
             except (OSError, ConfigException) as error:
                 extra = {"source": self.source, "error": str(error) or type(error).__name__}
-                log.warning("credentials not read again, using the former", extra=extra)
+                log.warning("credentials not reloaded, using the previous ones", extra=extra)
         return self.configuration.api_key.get("BearerToken") or None
 
     async def renew(self) -> bool:

@@ -158,7 +158,7 @@ class Elector:
                     return
                 if reported != str(error) and not _is_conflict(error):
                     reported = str(error)
-                    log.warning("lease not read or taken", extra={"lease": str(self.lease), "error": reported})
+                    log.warning("lease not acquired, trying again", extra={"lease": str(self.lease), "error": reported})
                 await anyio.sleep(AGAIN_SECONDS)
             else:
                 await self._await_free()

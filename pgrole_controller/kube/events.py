@@ -122,7 +122,7 @@ class Recorder:
         if lost is None:
             return
         if not self._lost:
-            log.warning("events are dropped while too many wait", extra={"namespace": lost.namespace})
+            log.warning("event queue full, dropping events", extra={"namespace": lost.namespace})
         self._lost += 1
         self._count_dropped()
 
@@ -154,7 +154,7 @@ class Recorder:
             if taken is None:
                 return
             if self._lost and not self.crowded:
-                log.warning("events were dropped while too many waited", extra={"count": self._lost})
+                log.warning("event queue was full, events dropped", extra={"count": self._lost})
                 self._lost = 0
             await self._write(taken)
 

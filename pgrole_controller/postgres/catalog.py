@@ -384,7 +384,7 @@ async def read_suspects(connection: Connection, role_names: Sequence[str]) -> di
     except PgRoleError as error:
         if connection.is_closed():
             raise
-        log.warning("cannot query which sessions change roles back", extra={"error": error.message})
+        log.warning("cannot read which sessions revert repairs", extra={"error": error.message})
         return {}
     suspects: dict[str, tuple[Suspect, ...]] = {}
     for row in rows:
@@ -392,7 +392,7 @@ async def read_suspects(connection: Connection, role_names: Sequence[str]) -> di
             role, user = row.get("role", str), row.get("usename", bytes).decode(errors="replace")
             seen = Suspect(user, row.find("application_name", str) or "", row.get("address", str))
         except PgRoleError as error:
-            log.warning("cannot read a session that undoes repairs", extra={"error": error.message})
+            log.warning("cannot read a session that reverts repairs", extra={"error": error.message})
             continue
         suspects[role] = (*suspects.get(role, ()), seen)
     return suspects

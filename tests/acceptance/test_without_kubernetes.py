@@ -184,7 +184,7 @@ async def test_a_standby_that_cannot_reach_kubernetes_does_not_replace_a_leader_
     async with cluster(stage, ROLES) as (pair, (_, wire_of_second)):
         logged = pair.logged()
         wire_of_second.freeze()
-        await pair.second.controller.wait_log("lease not read or taken", PATIENCE * 2)
+        await pair.second.controller.wait_log("lease not acquired, trying again", PATIENCE * 2)
         await repairs(pair, anyio.current_time() + 20.0)
         assert pair.writers(logged) == ["first"]
         assert "enforcing" not in pair.second.controller.log

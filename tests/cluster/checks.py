@@ -107,7 +107,7 @@ def the_logs_are_json_lines_and_memory_stays_below_half_the_limit(database: Clus
     for pod in pods(cluster):
         name = pod["metadata"]["name"]
         lines = list(read_log(cluster, name))
-        assert {"API server configured", "health served"} <= {line["message"] for line in lines}
+        assert {"API server configured", "health endpoints listening"} <= {line["message"] for line in lines}
         said = [line for line in lines if line["level"] in ("warning", "error")]
         assert not [line for line in said if _NEW_CRDS not in line.get("error", "")]
         scrape = cluster.kubectl("get", "--raw", f"/api/v1/namespaces/{NAMESPACE}/pods/{name}:8080/proxy/metrics")

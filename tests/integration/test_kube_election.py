@@ -232,7 +232,9 @@ async def test_a_process_without_permissions_logs_it_and_leads_once_it_has_them(
     await api_server.request("POST", LEASES.path(lease.namespace), body)
 
     def said() -> list[str]:
-        return [record.__dict__["error"] for record in caplog.records if record.msg == "lease not read or taken"]
+        return [
+            record.__dict__["error"] for record in caplog.records if record.msg == "lease not acquired, trying again"
+        ]
 
     async def says_so() -> bool:
         return bool(said())

@@ -402,7 +402,7 @@ async def test_the_namespace_with_most_events_loses_those_that_are_too_many(
         await written(recorder)
         assert recorder.dropped == 45
         assert sorted(namespace for namespace, _ in fake.objects) == ["other"] * 5 + ["shop"] * 5
-    assert caplog.messages == ["events are dropped while too many wait", "events were dropped while too many waited"]
+    assert caplog.messages == ["event queue full, dropping events", "event queue was full, events dropped"]
     assert vars(caplog.records[1])["count"] == 45
 
 

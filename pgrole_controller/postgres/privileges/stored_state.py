@@ -114,7 +114,7 @@ async def move_applied(connection: Connection, server: int, *, guarded: bool) ->
             if row.get("foreign", bool):
                 with translate_errors("applied"):
                     await connection.execute(_query("move_applied"), str(server))
-                log.info("what another server stored as applied is read by the names of roles")
+                log.info("applied state comes from another server: roles are matched by name")
 
 
 async def read_left_out(connection: Connection, state: StoredState, roles: Collection[int]) -> StoredState:
