@@ -70,7 +70,7 @@ RECONCILES: Final = _make(Counter, "pgrole_reconciles", "Total reconciles by res
 RECONCILE_SECONDS: Final = _make(
     Histogram,
     "pgrole_reconcile_seconds",
-    "Duration of a reconcile of one batch of objects, up to the last database transaction.",
+    "Duration of one batch of reconciles, up to the last database transaction.",
     buckets=_WIDE,
 )
 REPAIR_SECONDS: Final = _make(

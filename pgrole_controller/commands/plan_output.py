@@ -66,7 +66,7 @@ def render_json(report: PlanReport) -> str:
 def render_sql(report: PlanReport) -> str:
     """A script for psql: roles first, then memberships in roles that it creates, then privileges by database."""
     lines = [
-        "-- What the controller would do. It does so by itself, and records it: this script is for reading.",
+        "-- What the controller would do. It does this itself, and records it: this script is for review.",
         "-- Passwords are not part of it.",
         *(f"-- note: {make_printable(note)}" for note in report.notes),
         r"\set ON_ERROR_STOP on",
