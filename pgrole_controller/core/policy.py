@@ -2,12 +2,12 @@
 deletion.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pgrole_controller.core.errors import Reason, Refused
-from pgrole_controller.core.names import matches, names_itself
+from pgrole_controller.core.names import matches, name_some, names_itself
 from pgrole_controller.core.parameters import IDENTITY_PARAMETERS, MODULES, Parameters
 from pgrole_controller.core.privileges.acl import FIRST_NORMAL_OID
 from pgrole_controller.core.privileges.grantee import PrivilegePolicy, PrivilegeRule
@@ -16,6 +16,9 @@ from pgrole_controller.core.server_options import TEMPLATES
 
 #: A role that PostgreSQL lets no other role join.
 _DATABASE_OWNER = "pg_database_owner"
+
+#: A message that names more would have no room for what to do.
+_MOST_NAMES = 12
 
 #: pg_settings.context of parameters that only a superuser may set.
 _OF_SUPERUSERS = ("superuser", "superuser-backend")
@@ -95,7 +98,7 @@ def check_admitted(policy: Policy, name: str) -> None:
         raise Refused(
             Reason.NOT_ALLOWED,
             f'spec.name: the server\'s policy does not allow the role name "{name}" in this namespace; '
-            f"allowed: {', '.join(policy.role_names) or 'none'}. Choose another spec.name, in a new object, or ask "
+            f"allowed: {name_allowed(policy.role_names)}. Choose another spec.name, in a new object, or ask "
             "the server's administrator for allow.roleNames",
         )
 
@@ -180,7 +183,7 @@ def check_memberships(policy: Policy, desired: Role, references: References) -> 
             raise Refused(
                 Reason.NOT_ALLOWED,
                 f'spec.memberOf: admin of "{group}" would let the role grant the membership to anyone, which is '
-                f"allowed only for the names in allow.roleNames ({', '.join(policy.role_names) or 'none'}): set admin "
+                f"allowed only for the names in allow.roleNames ({name_allowed(policy.role_names)}): set admin "
                 "to false",
             )
         if not references.options and (membership.inherit, membership.set) != (True, True):
@@ -191,19 +194,23 @@ def check_memberships(policy: Policy, desired: Role, references: References) -> 
             )
 
 
+def name_allowed(patterns: Sequence[str]) -> str:
+    """Returns what a policy allows, for a message that goes on with what to do."""
+    return name_some(patterns, most=_MOST_NAMES) or "none"
+
+
 def why_not_joined(policy: Policy, group: str, references: References) -> str | None:
     """Returns why no object may join a role, by its name or by what it reaches; None if objects may."""
     if not matches(group, policy.member_of):
-        allowed = ", ".join(policy.member_of) or "none"
         return (
-            f'the server\'s policy does not allow membership in "{group}"; allowed: {allowed}. Remove it, or ask the '
-            "server's administrator for allow.memberOf"
+            f'the server\'s policy does not allow membership in "{group}"; allowed: '
+            f"{name_allowed(policy.member_of)}. Remove it, or ask the server's administrator for allow.memberOf"
         )
     reached = reaches_beyond(policy, group, references, policy.member_of)
     if reached:
         return (
-            f'membership in "{group}" would reach {", ".join(reached)}: remove it, or ask the server\'s administrator '
-            "to list these roles by exact name in allow.memberOf"
+            f'membership in "{group}" would reach {name_some(reached, most=_MOST_NAMES)}: remove it, or ask the '
+            "server's administrator to list these roles by exact name in allow.memberOf"
         )
     return None
 

@@ -11,7 +11,7 @@ from pgrole_controller.core.decision import decide
 from pgrole_controller.core.diff import RevokeMembership, RevokeOption, SetAttribute, SetParameter
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused
 from pgrole_controller.core.names import matches, names_itself
-from pgrole_controller.core.outcome import of_read_back
+from pgrole_controller.core.outcome import LONGEST_MESSAGE, of_read_back
 from pgrole_controller.core.plan import Action, Plan
 from pgrole_controller.core.policy import Policy, Reached, References
 from pgrole_controller.core.role import POWERS, Grant, Membership, ObservedRole, Role, digest, membership_of
@@ -114,6 +114,27 @@ class TestNames:
         error = refusal(desired(role=replace(DESIRED, **values)))
         assert error.reason is Reason.NOT_ALLOWED
         assert power in error.message
+
+    @pytest.mark.parametrize(
+        ("role", "policy", "field"),
+        [
+            (DESIRED, replace(POLICY, admitted=False), "namespaces"),
+            (replace(DESIRED, name="team-b_app"), POLICY, "roleNames"),
+            (replace(DESIRED, createrole=True), POLICY, "attributes"),
+            (joins("strangers"), POLICY, "memberOf"),
+            (
+                joins("strangers"),
+                replace(POLICY, member_of=tuple(f"team-{n}_" + "x" * 50 for n in range(256))),
+                "memberOf",
+            ),
+        ],
+    )
+    def test_a_denial_ends_with_the_field_of_the_policy_to_ask_for(
+        self, role: Role, policy: Policy, field: str
+    ) -> None:
+        error = refusal(desired(role=role), policy=policy)
+        assert error.message.endswith(f"ask the server's administrator for allow.{field}")
+        assert len(error.message) <= LONGEST_MESSAGE
 
 
 class TestReach:
