@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from pgrole_controller.api.meta import NAME_BYTES, UNIQUE, Integer, Model, ObjectMeta, check_once
 from pgrole_controller.api.privileges import PRIVILEGES_SCHEMA, Privileges
-from pgrole_controller.api.role_attributes import (
+from pgrole_controller.api.role_values import (
     COMMENT_SCHEMA,
     MOMENT_SCHEMA,
     PARAMETERS_SCHEMA,

@@ -1,4 +1,4 @@
-"""Attributes of a role whose values need more than a type: comment, time at which the password expires, settings of
+"""Values in the spec of a role that need more than a type: comment, time at which the password expires, settings of
 sessions, memberships.
 """
 
