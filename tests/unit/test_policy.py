@@ -1,10 +1,12 @@
 """core/policy and core/decision: which requests are refused, and what a refused object loses. No I/O."""
 
+import json
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
+from pgrole_controller.api.server_policy import Attribute
 from pgrole_controller.core.claim import Claim, Owner, Proof
 from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.decision import decide
@@ -16,6 +18,7 @@ from pgrole_controller.core.plan import Action, Plan
 from pgrole_controller.core.policy import Policy, Reached, References
 from pgrole_controller.core.role import POWERS, Grant, Membership, ObservedRole, Role, digest, membership_of
 from pgrole_controller.core.state import Claims, Desired, Observed, Rival, Server
+from tests.docs.page import ROOT
 
 ME = Owner("cluster", "team-a", "ns-uid", "app", "uid-1")
 SERVER = Server(7, frozenset({"keeper"}), Address("db", 5432, "app", "require"))
@@ -135,6 +138,11 @@ class TestNames:
         error = refusal(desired(role=role), policy=policy)
         assert error.message.endswith(f"ask the server's administrator for allow.{field}")
         assert len(error.message) <= LONGEST_MESSAGE
+
+    def test_the_policy_of_a_pgserver_and_the_chart_can_list_the_same_attributes(self) -> None:
+        chart = json.loads((ROOT / "deploy/helm/pgrole-controller/values.schema.json").read_text(encoding="utf-8"))
+        assert get_args(Attribute) == POWERS
+        assert tuple(chart["properties"]["settings"]["properties"]["allow"]["items"]["enum"]) == POWERS
 
 
 class TestReach:
