@@ -16,13 +16,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pgrole_controller.core.adoption import check_adoption, check_retained
-from pgrole_controller.core.approval import Approval, RoleOffer, digest_role_drift
 from pgrole_controller.core.claim import Claim
 from pgrole_controller.core.deletion import decide_deletion
 from pgrole_controller.core.diff import Change, describe_cascades, diff, field_names
-from pgrole_controller.core.enforcement import check_enforceable, has_same_spec, keep_applied, note_generations
+from pgrole_controller.core.enforcement import check_enforceable, keep_applied, note_generations
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused
 from pgrole_controller.core.maintained import digest_maintained, excess_changes, without_ignored, without_missing
+from pgrole_controller.core.owned_role import OwnedRole, plan_owned
 from pgrole_controller.core.ownership import (
     check_name_free,
     find_certain_role,
@@ -46,7 +46,7 @@ from pgrole_controller.core.policy import (
     limit_to_policy,
 )
 from pgrole_controller.core.privileges.kept_privileges import keep_privileges
-from pgrole_controller.core.role import FIELD_NAMES, ObservedRole, Role
+from pgrole_controller.core.role import ObservedRole, Role
 from pgrole_controller.core.state import Desired, Observed, Rival, Server
 
 #: Maximum number of reads and decisions of one reconcile: others of a batch can join a role that was just created in
@@ -78,30 +78,42 @@ def _decide(desired: Desired, observed: Observed, server: Server, policy: Policy
     refusal = refusal or desired.refusal or _find_refusal(policy, desired.role, observed.references)
     if refusal is not None:
         return _revoke_excess(desired, observed, server, policy, refusal)
-    desired_role, pending = without_missing(desired.role, observed.references)
-    adjusted = desired if desired_role is desired.role else replace(desired, role=desired_role)
-    claim = find_own_claim(adjusted, observed, server)
+    return _plan_accepted(desired, observed, server, policy)
+
+
+def _plan_accepted(desired: Desired, observed: Observed, server: Server, policy: Policy) -> Plan:
+    """Plans for an object that is not refused. Leaves out what refers to something that is missing: that is pending."""
+    role, missing = without_missing(desired.role, observed.references)
+    present = desired if role is desired.role else replace(desired, role=role)
+    claim = find_own_claim(present, observed, server)
     target = find_target(claim, observed, server, policy) if claim else observed.named
     if claim and claim.released:
-        check_retained(adjusted, observed, server, policy)
-    decided = decide_password(adjusted, claim, target, observed, server, policy)
-    if decided.left:
-        adjusted = replace(adjusted, ignore=adjusted.ignore | {"password"})
-    elif decided.password is not desired_role.password or "password" in adjusted.ignore:
-        adjusted = replace(
-            adjusted, role=replace(desired_role, password=decided.password), ignore=adjusted.ignore - {"password"}
-        )
-    releases = observed.find_left_behind(desired.owner.object_uid)
+        check_retained(present, observed, server, policy)
+    decided = decide_password(present, claim, target, observed, server, policy)
+    present = _with_password(present, decided)
     if claim is None:
-        plan = _plan_new(adjusted, observed, server, policy, decided)
+        plan = _plan_new(present, observed, server, policy, decided)
     else:
-        plan = _plan_owned(adjusted, claim, target, observed, server, policy, decided)
-    waiting = tuple(error for name, error in pending.items() if target is None or name not in desired.ignore)
+        differences = diff(_leave_ignored(present, target, observed, policy), target.role if target else None)
+        applied = digest_maintained(present)
+        plan = plan_owned(OwnedRole(present, claim, target, observed, server, decided, applied, differences))
+    releases = observed.find_left_behind(desired.owner.object_uid)
+    pending = tuple(error for name, error in missing.items() if target is None or name not in desired.ignore)
     if decided.pending:
-        waiting = (*waiting, decided.pending)
-    if not (waiting or decided.password_task or releases):
+        pending = (*pending, decided.pending)
+    if not (pending or decided.password_task or releases):
         return plan
-    return replace(plan, pending=waiting, password_task=decided.password_task, releases=releases)
+    return replace(plan, pending=pending, password_task=decided.password_task, releases=releases)
+
+
+def _with_password(desired: Desired, decided: PasswordDecision) -> Desired:
+    """Returns the object with the password that its role is to have, or that is left to others."""
+    if decided.left:
+        return replace(desired, ignore=desired.ignore | {"password"})
+    if decided.password is desired.role.password and "password" not in desired.ignore:
+        return desired
+    role = replace(desired.role, password=decided.password)
+    return replace(desired, role=role, ignore=desired.ignore - {"password"})
 
 
 def _find_refusal(policy: Policy, desired_role: Role, references: References) -> Refused | None:
@@ -144,7 +156,7 @@ def _revoke_excess(desired: Desired, observed: Observed, server: Server, policy:
         changes=changes,
         oid=target.oid,
         seen_as=target.role.name,
-        claim=claim if server.claims == "Status" else observed.claim,
+        claim=server.find_expected_claim(claim, observed),
         owner=desired.owner if changes and target.role.name == desired.role.name else None,
         applied=claim.applied,
         drift=field_names(changes),
@@ -266,134 +278,3 @@ def _check_adoption(
     ):
         names = (*names, "password")
     check_adoption(desired, named, names, describe_cascades(changes), observed, server, policy)
-
-
-def _plan_owned(
-    desired: Desired,
-    claim: Claim,
-    target: ObservedRole | None,
-    observed: Observed,
-    server: Server,
-    policy: Policy,
-    decided: PasswordDecision,
-) -> Plan:
-    """Plans for an object that owns its role: applies the differences, and reports which of them are drift."""
-    applied = digest_maintained(desired)
-    changes = diff(_leave_ignored(desired, target, observed, policy), target.role if target else None)
-    same_server = claim.system_identifier == server.system_identifier
-    replaced = same_server and target is not None and target.oid != claim.role_oid
-    fields = ("role", *field_names(changes)) if replaced else field_names(changes)
-    drift = _find_drift(desired, claim, server, fields, applied)
-    drift = tuple(name for name in drift if name != "password" or decided.known)
-    reported = drift if desired.report_only else ()
-    offer = _find_offer(desired, claim, target, server, changes, reported)
-    # What a password task finds may be drift, too.
-    approval: Approval | None = None
-    if offer and decided.password_task is None and desired.approval.covers(offer.digest, claim.approve_handled):
-        approval, reported, offer = desired.approval, (), None
-    if reported:
-        left = _is_elsewhere(reported)  # then nothing changes, not even a password that is no drift
-        changes = () if left else tuple(change for change in changes if change.field not in reported)
-        drift = ()
-    kept = observed.claim.record if observed.claim else PasswordRecord()
-    # A password that is not set is not recorded, but the connection Secret was written.
-    unset = "password" in fields and "password" not in field_names(changes)
-    new = replace(kept, connection=decided.record.connection) if unset else decided.record
-    current = observed.claim == claim and claim.is_held_by(desired.owner) and same_server and not replaced
-    keeps = (current and claim.applied == applied) or (bool(reported) and _is_elsewhere(fields))
-    owner = None if keeps and not changes else desired.owner
-    # Taking a claim over resets a part of the former owner's record.
-    is_taken = owner is not None and claim.owner != owner
-    return Plan(
-        role_name=desired.role.name,
-        changes=changes,
-        oid=target.oid if target else None,
-        seen_as=target.role.name if target else desired.role.name,
-        claim=claim if server.claims == "Status" else observed.claim,
-        owner=owner,
-        applied=applied,
-        record=new if new != kept or is_taken else None,
-        drift=drift,
-        reported=(*reported, *_find_spoiled(desired, claim, server, decided, applied)),
-        approval=approval,
-        offer=offer,
-        unfit=offer is not None and decided.password_task is None and desired.approval.is_open(claim.approve_handled),
-        action=_action(
-            changes, drift, target, decided, claimless=observed.claim is None and server.claims == "Database"
-        ),
-        rotated=decided.rotated,
-    )
-
-
-def _find_drift(
-    desired: Desired, claim: Claim, server: Server, fields: tuple[str, ...], applied: str
-) -> tuple[str, ...]:
-    """Returns those of the fields that differ which someone else changed."""
-    if claim.released:
-        return ()
-    if claim.applied == applied:
-        return fields
-    if not (desired.report_only and has_same_spec(desired, claim, server)):
-        return ()
-    # A role or database that the spec names appeared or was dropped: that corrects nothing else.
-    if _is_elsewhere(fields):
-        return fields
-    return tuple(name for name in fields if name not in ("memberOf", "databaseParameters"))
-
-
-def _find_spoiled(
-    desired: Desired, claim: Claim, server: Server, decided: PasswordDecision, applied: str
-) -> tuple[str, ...]:
-    """Returns what is reported of a connection Secret that someone else changed: no approval corrects it."""
-    spoiled: tuple[str, ...] = ("connectionSecret",) if decided.spoiled else ()
-    if decided.altered and _find_drift(desired, claim, server, ("password",), applied):
-        return ("password", *spoiled)
-    return spoiled
-
-
-def _is_elsewhere(fields: tuple[str, ...]) -> bool:
-    """Tells whether no role has the declared name and the claimed oid."""
-    return "role" in fields or "name" in fields
-
-
-def _find_offer(
-    desired: Desired,
-    claim: Claim,
-    target: ObservedRole | None,
-    server: Server,
-    changes: tuple[Change, ...],
-    reported: tuple[str, ...],
-) -> RoleOffer | None:
-    """Returns the reported drift with the digest by which a person approves its correction; None if no one can."""
-    if not reported or not server.keeps_approvals:
-        return None
-    place = (
-        server.system_identifier,
-        desired.owner.object_uid,
-        desired.generation,
-        claim.role_oid,
-        target.oid if target else 0,
-        reported,
-    )
-    observed = {name: getattr(target.role, name) for name, field in FIELD_NAMES.items() if target and field in reported}
-    made = [change for change in changes if change.field in reported]
-    return RoleOffer(digest_role_drift(place, made, observed, claim.record.digest), reported)
-
-
-def _action(
-    changes: tuple[Change, ...],
-    drift: tuple[str, ...],
-    target: ObservedRole | None,
-    decided: PasswordDecision,
-    *,
-    claimless: bool,
-) -> Action:
-    if claimless:
-        return Action.RECLAIMED
-    if drift:
-        return Action.CORRECTED
-    if decided.rotated and field_names(changes) == ("password",):
-        return Action.ROTATED
-    if changes:
-        return Action.CHANGED if target else Action.CREATED
-    return Action.NOTHING

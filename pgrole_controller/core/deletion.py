@@ -181,7 +181,7 @@ def _after_revocation(
     if not kept or not same_role:
         return None
     if lost:
-        return _take_claim(desired, claim, target, server, kept)
+        return _take_claim(desired, claim, target, observed, server, kept)
     left = sorted(unconfirmed(desired, kept, target.oid, observed.references.databases, observed.unheld))
     if not left:
         return _clear_privileges(desired, observed, target) if server.has_current_schema else None
@@ -197,12 +197,14 @@ def _after_revocation(
     raise WaitingForDatabases(Reason.PROGRESSING, f"the controller revokes {what} before it drops the role")
 
 
-def _take_claim(desired: Desired, claim: Claim, target: ObservedRole, server: Server, kept: KeptPrivileges) -> Plan:
+def _take_claim(
+    desired: Desired, claim: Claim, target: ObservedRole, observed: Observed, server: Server, kept: KeptPrivileges
+) -> Plan:
     return Plan(
         role_name=desired.role.name,
         oid=target.oid,
         seen_as=target.role.name,
-        claim=claim if server.claims == "Status" else None,
+        claim=server.find_expected_claim(claim, observed),
         owner=desired.owner,
         applied=claim.applied,
         privileges=write_kept(kept) if server.has_current_schema else None,

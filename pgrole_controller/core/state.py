@@ -119,6 +119,12 @@ class Server:
         """Whether claims there record which approval was handled."""
         return self.claims == "Status" or self.has_current_schema
 
+    def find_expected_claim(self, claim: Claim, observed: "Observed") -> Claim | None:
+        """Returns what the transaction must find as the role's claim, for an object that owns the role by `claim`: what
+        was read in the database, None if only status proves the claim. Without schema pgrole, `claim` itself.
+        """
+        return claim if self.claims == "Status" else observed.claim
+
 
 @dataclass(frozen=True, slots=True)
 class Dependents:
