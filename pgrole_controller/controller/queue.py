@@ -21,9 +21,19 @@ import anyio.lowlevel
 
 from pgrole_controller.controller.result import Result
 from pgrole_controller.core.contest import Contests
-from pgrole_controller.core.next_attempt import FAILED, INTERRUPTED, Ending, FailedWrite, confirmation_due, next_attempt
+from pgrole_controller.core.next_attempt import (
+    FAILED,
+    INTERRUPTED,
+    Ending,
+    FailedWrite,
+    NextAttempt,
+    Retry,
+    RetryAfter,
+    confirmation_due,
+    next_attempt,
+)
 from pgrole_controller.core.request import Key, Rank, Request
-from pgrole_controller.core.workqueue import Backlog, NextAttempt, Retry, RetryAfter, Schedule, WorkItem
+from pgrole_controller.core.workqueue import Backlog, Schedule, WorkItem
 
 log = logging.getLogger(__name__)
 

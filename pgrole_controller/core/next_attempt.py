@@ -9,7 +9,6 @@ from enum import Enum
 
 from pgrole_controller.core.contest import Contest
 from pgrole_controller.core.outcome import Outcome
-from pgrole_controller.core.workqueue import Done, NextAttempt, Retry, RetryAfter
 
 #: After the controller changed a role, in seconds: longer than `observe` needs to read it again. If someone restores,
 #: before that, what `observe` saw last, `observe` finds no change and sends no NOTIFY.
@@ -24,6 +23,26 @@ DATABASES_SECONDS = 30.0
 
 #: After another write to the same object came first, in seconds.
 CONFLICT_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Nothing is left to do until something changes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """The reconcile failed: repeat it with the back-off of `core.workqueue`."""
+
+
+@dataclass(frozen=True, slots=True)
+class RetryAfter:
+    """Repeat after this many seconds. Neither a failure nor a success: the count of failures stays."""
+
+    seconds: float
+
+
+NextAttempt = Done | Retry | RetryAfter
 
 
 class WriteError(Enum):

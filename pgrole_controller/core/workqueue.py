@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from pgrole_controller.core.backoff import Backoff
+from pgrole_controller.core.next_attempt import Done, NextAttempt, Retry, RetryAfter
 from pgrole_controller.core.request import Key, Rank, Request, RequestReason
 
 #: Back-off after failures of one key, in seconds: doubled from the first to the longest.
@@ -25,26 +26,6 @@ _BACKOFF = Backoff(FIRST_BACKOFF, LONGEST_BACKOFF)
 #: A key that has waited longer than this, in seconds, is taken out of turn; one of this many places is for such keys.
 PATIENCE = 5.0
 PLACES_PER_TURN = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """Nothing is left to do until something changes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Retry:
-    """The reconcile failed: repeat it with back-off."""
-
-
-@dataclass(frozen=True, slots=True)
-class RetryAfter:
-    """Repeat after this many seconds. Neither a failure nor a success: the count of failures stays."""
-
-    seconds: float
-
-
-NextAttempt = Done | Retry | RetryAfter
 
 
 class WorkItem(NamedTuple):

@@ -27,12 +27,12 @@ from pgrole_controller.controller.session_keeper import SessionState
 from pgrole_controller.controller.worker import ServerWorker
 from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.errors import Reason
+from pgrole_controller.core.next_attempt import Done
 from pgrole_controller.core.policy import NOTHING_ALLOWED, ServerPolicy
 from pgrole_controller.core.privileges.grantee import PrivilegePolicy, PrivilegeRule
 from pgrole_controller.core.reconnect import FIRST_DELAY, TROUBLED_SECONDS
 from pgrole_controller.core.request import Key, Rank, Request, RequestReason
 from pgrole_controller.core.server_options import DatabasesConfig
-from pgrole_controller.core.workqueue import Done
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.store import Store
 from pgrole_controller.kube.stored_object import Stored, pack

@@ -15,14 +15,17 @@ from pgrole_controller.core.next_attempt import (
     FAILED,
     INTERRUPTED,
     UNREACHABLE_SECONDS,
+    Done,
     Ending,
     FailedWrite,
+    NextAttempt,
+    Retry,
+    RetryAfter,
     WriteError,
     confirmation_due,
     next_attempt,
 )
 from pgrole_controller.core.outcome import PROGRESSING, RECONCILED, Outcome, Phase, of_error
-from pgrole_controller.core.workqueue import Done, NextAttempt, Retry, RetryAfter
 
 NOW = 1_000.0
 AT = Moment(NOW, datetime(2027, 1, 1, tzinfo=UTC))

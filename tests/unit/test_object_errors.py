@@ -35,12 +35,12 @@ from pgrole_controller.controller.worker_memory import WorkerMemory
 from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.desired import desired_role_of
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
+from pgrole_controller.core.next_attempt import Done, Retry
 from pgrole_controller.core.outcome import Phase
 from pgrole_controller.core.plan import Action, Plan
 from pgrole_controller.core.policy import NOTHING_ALLOWED, References, ServerPolicy
 from pgrole_controller.core.request import Key, Rank, Request, RequestReason
 from pgrole_controller.core.state import Detection, Observed
-from pgrole_controller.core.workqueue import Done, Retry
 from pgrole_controller.event_loop import Signal
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.events import Recorder

@@ -5,8 +5,9 @@ import anyio.lowlevel
 import pytest
 
 from pgrole_controller.controller.queue import Queue
+from pgrole_controller.core.next_attempt import Done, Retry, RetryAfter
 from pgrole_controller.core.request import Key, Rank, Request, RequestReason
-from pgrole_controller.core.workqueue import Done, Retry, RetryAfter, WorkItem
+from pgrole_controller.core.workqueue import WorkItem
 from tests.timelapse import in_timelapse
 
 A, B = Key("shop", "a"), Key("shop", "b")

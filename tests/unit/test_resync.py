@@ -18,10 +18,10 @@ from pgrole_controller.controller.worker import ServerWorker
 from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.contest import Contests
 from pgrole_controller.core.errors import Reason, Waiting
+from pgrole_controller.core.next_attempt import Done
 from pgrole_controller.core.policy import ServerPolicy
 from pgrole_controller.core.request import Key, Rank, RequestReason
 from pgrole_controller.core.role_drift import RoleDrift
-from pgrole_controller.core.workqueue import Done
 from pgrole_controller.kube.store import Store
 from tests.timelapse import in_timelapse
 from tests.unit.test_password_tasks import TASK

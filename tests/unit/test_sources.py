@@ -10,10 +10,10 @@ from pgrole_controller.controller.namespaces import QUIET_SECONDS, Namespaces
 from pgrole_controller.controller.objects import Objects, index_by_owner, index_pgrole
 from pgrole_controller.controller.queue import Queue
 from pgrole_controller.controller.sources import NamespaceSource, PgRoleSource, SecretSource
+from pgrole_controller.core.next_attempt import Done
 from pgrole_controller.core.policy import ServerPolicy
 from pgrole_controller.core.privileges.grantee import DatabasePrivileges, Grantee
 from pgrole_controller.core.request import Key, Rank, RequestReason
-from pgrole_controller.core.workqueue import Done
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.server_side_apply import FINALIZER
 from pgrole_controller.kube.store import Store

@@ -8,6 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from pgrole_controller.core.next_attempt import Done, NextAttempt, Retry, RetryAfter
 from pgrole_controller.core.request import Key, Rank, Request, RequestReason
 from pgrole_controller.core.workqueue import (
     FIRST_BACKOFF,
@@ -15,10 +16,6 @@ from pgrole_controller.core.workqueue import (
     PATIENCE,
     PLACES_PER_TURN,
     Backlog,
-    Done,
-    NextAttempt,
-    Retry,
-    RetryAfter,
     Schedule,
     WorkItem,
 )
