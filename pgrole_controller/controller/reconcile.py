@@ -15,7 +15,7 @@ from pgrole_controller.controller.containment import contain
 from pgrole_controller.controller.objects import Objects, Target
 from pgrole_controller.controller.observation import read_observed, server_of_session
 from pgrole_controller.controller.privileges.grantee_publisher import GranteePublisher, add_results, withdraw_unread
-from pgrole_controller.controller.result import Attempt, Result, current_moment, refuse
+from pgrole_controller.controller.result import ObjectReconcile, Result, current_moment, refuse
 from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.controller.worker_memory import OwnChanges, ReadBack, Verifiers, WorkerMemory
 from pgrole_controller.core.contest import Contests
@@ -154,8 +154,8 @@ async def _reconcile_batch(targets: Sequence[Target], batch: _Batch) -> list[Res
     """Reads, applies and reads again, until nothing is left that can be done now."""
     server, session, memory = batch.server, batch.session, batch.memory
     exposes_all = batch.declared.attribution.exposes_all
-    attempts = [Attempt(target, batch.objects.contests, exposes_all=exposes_all) for target in targets]
-    unfinished = attempts
+    reconciles = [ObjectReconcile(target, batch.objects.contests, exposes_all=exposes_all) for target in targets]
+    unfinished = reconciles
     for _ in range(ROUNDS):
         server = replace(server, enforcing=session.enforcing)
         for one, observed in zip(
@@ -178,7 +178,7 @@ async def _reconcile_batch(targets: Sequence[Target], batch: _Batch) -> list[Res
             if failure is None:
                 _note_password(plan, memory.verifiers)
         unfinished = [one for one in unfinished if one.is_open]
-    for one in attempts:
+    for one in reconciles:
         if not isinstance(one.decision, Plan):
             continue
         if one.decision.changes:
@@ -186,12 +186,12 @@ async def _reconcile_batch(targets: Sequence[Target], batch: _Batch) -> list[Res
         if one.is_read_back:
             memory.read_back.note(one.target, server, one.observed, one.decision, anyio.current_time())
     if not server.enforcing:
-        await _release(attempts, session)
-    await _learn(attempts, session, memory.verifiers)
-    await _find_suspects(attempts, session)
+        await _release(reconciles, session)
+    await _learn(reconciles, session, memory.verifiers)
+    await _find_suspects(reconciles, session)
     publisher = GranteePublisher(memory.grantees, batch.declared, server, session, batch.objects.store)
-    await publisher.publish(attempts)
-    return await _add_verifiers([one.conclude() for one in attempts], session)
+    await publisher.publish(reconciles)
+    return await _add_verifiers([one.conclude() for one in reconciles], session)
 
 
 def _note_password(plan: Plan, verifiers: Verifiers) -> None:
@@ -202,15 +202,15 @@ def _note_password(plan: Plan, verifiers: Verifiers) -> None:
         verifiers.note(plan.role_name, password.verifier)
 
 
-async def _learn(attempts: Sequence[Attempt], session: Session, verifiers: Verifiers) -> None:
-    for one in attempts:
+async def _learn(reconciles: Sequence[ObjectReconcile], session: Session, verifiers: Verifiers) -> None:
+    for one in reconciles:
         if one.was_read and one.role_name and not (one.claim and one.claim.record.digest):
             verifiers.forget(one.role_name)
-    digests = verifiers.unknown(attempts)
+    digests = verifiers.unknown(reconciles)
     if not digests:
         return
     answers = zip(digests, await session.read_verifiers(list(digests)), strict=True)
-    verifiers.learn(attempts, digests, {oid: answer for oid, answer in answers if isinstance(answer, Verifier)})
+    verifiers.learn(reconciles, digests, {oid: answer for oid, answer in answers if isinstance(answer, Verifier)})
 
 
 async def _apply_plans(
@@ -260,19 +260,19 @@ def _stop(result: Result, error: PgRoleError) -> Result:
     return replace(result, outcome=of_error(error), password_task=None, offer=None, decided=False)
 
 
-async def _find_suspects(attempts: Sequence[Attempt], session: Session) -> None:
+async def _find_suspects(reconciles: Sequence[ObjectReconcile], session: Session) -> None:
     """Reads, for contested roles only, which sessions may be changing them."""
     now = current_moment()
-    contested = [one for one in attempts if one.needs_suspects(now)]
+    contested = [one for one in reconciles if one.needs_suspects(now)]
     if contested:
         suspects = await session.read_suspects([one.target.role_name for one in contested])
         for one in contested:
             one.name_suspects(suspects.get(one.target.role_name, ()), now)
 
 
-async def _release(attempts: Sequence[Attempt], session: Session) -> None:
+async def _release(reconciles: Sequence[ObjectReconcile], session: Session) -> None:
     """Releases the claims of earlier objects of the same name, even if the present one is refused."""
-    refused = [one for one in attempts if isinstance(one.decision, PgRoleError) and one.left_behind.releases]
+    refused = [one for one in reconciles if isinstance(one.decision, PgRoleError) and one.left_behind.releases]
     for one, failure in zip(refused, await session.apply_plans([one.left_behind for one in refused]), strict=True):
         if failure is None:
             one.end(one.left_behind, None)

@@ -97,7 +97,7 @@ def current_moment() -> Moment:
     return Moment(anyio.current_time(), datetime.now(UTC))
 
 
-class Attempt:
+class ObjectReconcile:
     """One object within a reconcile: what was last read and decided, and what was done so far."""
 
     def __init__(self, target: Target, contests: Contests, *, exposes_all: bool = False) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from pgrole_controller.controller.objects import Objects, Target, declared_version
 from pgrole_controller.controller.privileges.grantees import Grantees
-from pgrole_controller.controller.result import Attempt
+from pgrole_controller.controller.result import ObjectReconcile
 from pgrole_controller.core.next_attempt import CONFIRM_SECONDS
 from pgrole_controller.core.password import PasswordOrigin
 from pgrole_controller.core.plan import Plan
@@ -61,7 +61,7 @@ class Verifiers:
     def forget(self, role_name: str) -> None:
         self._known.pop(role_name, None)
 
-    def unknown(self, seen: Iterable[Attempt]) -> dict[int, str]:
+    def unknown(self, seen: Iterable[ObjectReconcile]) -> dict[int, str]:
         """Returns the roles whose password is the claimed one but whose verifier is not known: oid to digest."""
         found: dict[int, str] = {}
         for one in seen:
@@ -73,7 +73,9 @@ class Verifiers:
                 found[one.named.oid] = digest
         return found
 
-    def learn(self, seen: Iterable[Attempt], digests: Mapping[int, str], stored: Mapping[int, Verifier]) -> None:
+    def learn(
+        self, seen: Iterable[ObjectReconcile], digests: Mapping[int, str], stored: Mapping[int, Verifier]
+    ) -> None:
         """Learns the verifiers read for `unknown`; ignores those that were replaced meanwhile."""
         for one in seen:
             verifier = stored.get(one.named.oid) if one.named else None

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pgrole_controller.api.status import PgRoleStatus
 from pgrole_controller.controller.objects import Target
-from pgrole_controller.controller.result import Attempt
+from pgrole_controller.controller.result import ObjectReconcile
 from pgrole_controller.core.approval import (
     APPROVE,
     LONGEST,
@@ -305,7 +305,7 @@ class TestApprovedPasswords:
         plan = self.spoiled()
         assert (plan.reported, plan.changes) == (("comment", "password", "connectionSecret"), ())
         stored = pack({"metadata": {"namespace": "shop", "name": "app", "uid": "uid-1", "resourceVersion": "1"}})
-        attempt = Attempt(Target(stored.key, stored, desired()), Contests())
+        attempt = ObjectReconcile(Target(stored.key, stored, desired()), Contests())
         attempt.observe(Observed(named=DRIFT, claim=claim()), plan, SERVER)
         offer = attempt.conclude().offer
         assert offer is not None

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from pgrole_controller.controller.objects import Target
-from pgrole_controller.controller.result import Attempt, current_moment
+from pgrole_controller.controller.result import ObjectReconcile, current_moment
 from pgrole_controller.core.claim import Claim, Owner
 from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.contest import (
@@ -383,7 +383,7 @@ def test_a_contested_object_is_neither_ready_nor_retried_early() -> None:
 
 async def test_a_repair_beside_a_missing_privilege_counts_and_is_announced() -> None:
     desired, contests = Desired(ME, Role("app")), Contests()
-    attempt = Attempt(Target(Key("shop", "app"), None, desired), contests)
+    attempt = ObjectReconcile(Target(Key("shop", "app"), None, desired), contests)
     server = Server(SERVER, frozenset(), Address("db", 1, "d", "require"))
     attempt.observe(Observed(), drift("superuser", "connectionLimit"), server)
     lacking = Refused(Reason.DATABASE_ERROR, "lacks a privilege (superuser)")
@@ -401,7 +401,7 @@ async def test_a_repair_beside_a_missing_privilege_counts_and_is_announced() -> 
 
 async def test_a_rotation_is_known_beside_drift_that_the_same_transaction_corrected() -> None:
     server = Server(SERVER, frozenset(), Address("db", 1, "d", "require"))
-    attempt = Attempt(Target(Key("shop", "app"), None, Desired(ME, Role("app"))), Contests())
+    attempt = ObjectReconcile(Target(Key("shop", "app"), None, Desired(ME, Role("app"))), Contests())
     both = replace(drift("connectionLimit", "password"), drift=("connectionLimit",), rotated=True)
     attempt.observe(Observed(), both, server)
     assert not attempt.conclude().rotated, "nothing is applied yet"
@@ -420,7 +420,7 @@ async def test_the_message_of_a_contest_names_privileges_that_are_not_as_declare
     desired, contests = Desired(ME, Role("app"), privileges=grantee.declared), Contests()
     for _ in range(LIMIT):
         contests.repaired("", 0, ("comment",), current_moment())
-    attempt = Attempt(Target(Key("shop", "app"), None, desired), contests)
+    attempt = ObjectReconcile(Target(Key("shop", "app"), None, desired), contests)
     server = Server(SERVER, frozenset(), Address("db", 1, "d", "require"))
     attempt.observe(Observed(), drift("comment"), server)
     attempt.note_privileges(GrantedPrivileges(grantee, problems={"orders": waiting}))
@@ -436,7 +436,7 @@ async def test_the_message_of_a_contest_shows_the_address_only_where_everything_
     for _ in range(LIMIT):
         contests.repaired("", 0, ("comment",), current_moment())
     target = Target(Key("shop", "app"), None, Desired(ME, Role("app")))
-    attempt = Attempt(target, contests, exposes_all=exposes_all)
+    attempt = ObjectReconcile(target, contests, exposes_all=exposes_all)
     server = Server(SERVER, frozenset(), Address("db", 1, "d", "require"))
     attempt.observe(Observed(), drift("comment"), server)
     attempt.name_suspects([Suspect("eve", "her tool", "10.0.0.7")], current_moment())

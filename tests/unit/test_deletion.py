@@ -7,7 +7,7 @@ import asyncpg
 import pytest
 
 from pgrole_controller.controller.objects import Target
-from pgrole_controller.controller.result import Attempt
+from pgrole_controller.controller.result import ObjectReconcile
 from pgrole_controller.core.claim import Claim, ClaimKey, Owner, Proof
 from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.contest import Contests
@@ -259,7 +259,7 @@ class TestDecidingRetain:
     def test_the_status_of_an_object_that_waits_says_that_its_login_was_removed(self) -> None:
         """Where claims are in status, it is all that a restarted controller knows."""
         for held, said in ((self.taken, self.taken), (replace(self.taken, owner=OTHER), None), (None, None)):
-            attempt = Attempt(Target(Key("shop", "app"), None, desired()), Contests())
+            attempt = ObjectReconcile(Target(Key("shop", "app"), None, desired()), Contests())
             attempt.observe(see(claim=held), Waiting(Reason.DROP_BLOCKED, "no"), SERVER)
             assert attempt.conclude().claim == said
 
@@ -286,7 +286,7 @@ class TestDecidingRetain:
     )
     def test_only_an_error_that_soon_passes_delays_a_release(self, error: PgRoleError, let_go: bool) -> None:
         for asked in (self.asked, desired()):
-            attempt = Attempt(Target(Key("shop", "app"), None, asked), Contests())
+            attempt = ObjectReconcile(Target(Key("shop", "app"), None, asked), Contests())
             plan = Plan("app", releases=(ClaimKey("app", "uid-1"),))
             attempt.observe(see(), plan, SERVER)
             attempt.end(plan, error)
@@ -294,7 +294,7 @@ class TestDecidingRetain:
 
     def test_claims_of_earlier_objects_are_released_though_the_present_one_is_refused(self) -> None:
         asked = desired()
-        attempt = Attempt(Target(Key("shop", "app"), None, asked), Contests())
+        attempt = ObjectReconcile(Target(Key("shop", "app"), None, asked), Contests())
         others = (ClaimKey("former", "uid-of-an-earlier-object"), ClaimKey("app", asked.owner.object_uid))
         attempt.observe(replace(see(), other_claims=others), Refused(Reason.NOT_ALLOWED, "no"), SERVER)
         assert attempt.left_behind.releases == (("former", "uid-of-an-earlier-object"),)

@@ -15,7 +15,7 @@ from pgrole_controller.controller.privileges.grantee_publisher import (
 )
 from pgrole_controller.controller.privileges.grantees import Grantees
 from pgrole_controller.controller.reconcile import _decide
-from pgrole_controller.controller.result import Attempt, Result
+from pgrole_controller.controller.result import ObjectReconcile, Result
 from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core.claim import Claim, ClaimKey, Generations, Owner
 from pgrole_controller.core.connection_secret import Address, DesiredSecret
@@ -104,12 +104,12 @@ class GranteeScene:
         server: Server = SERVER,
         *done: Plan,
         failure: Transient | None = None,
-    ) -> Attempt:
+    ) -> ObjectReconcile:
         """`failure`: of what is `done`."""
         if asked.stored is not None:
             self.store.put(asked.stored)
         asked = add_results(asked, self.grantees, "main")
-        attempt = Attempt(asked, Contests())
+        attempt = ObjectReconcile(asked, Contests())
         attempt.observe(observed, _decide(asked, observed, server), server)
         for plan in done:
             attempt.end(plan, failure)
@@ -117,7 +117,7 @@ class GranteeScene:
         await GranteePublisher(self.grantees, CONFIG, server, session, self.store).publish([attempt])
         return attempt
 
-    def announce(self, attempt: Attempt) -> Result:
+    def announce(self, attempt: ObjectReconcile) -> Result:
         """The result of the attempt, once it is handed on."""
         return take_news(attempt.conclude(), self.grantees, "main")
 
@@ -561,7 +561,7 @@ class TestNamespaceRoles:
         attempts = []
         for key in keys[:100]:
             scene.store.put(stored(key))
-            attempt = Attempt(target(ORDERS, key=key), Contests())
+            attempt = ObjectReconcile(target(ORDERS, key=key), Contests())
             claim = Claim("app", OID, 7, owner(key), digest(ROLE), privileges={"orders": (ORDERS,)})
             observed = see({}, claim=claim)
             attempt.observe(observed, _decide(attempt.target, observed, SERVER), SERVER)

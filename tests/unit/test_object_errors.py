@@ -181,14 +181,14 @@ async def test_a_shared_step_that_fails_for_one_object_is_repeated_for_each_obje
 async def test_an_error_in_one_objects_step_is_reported_on_that_object_only(
     objects: Objects, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = getattr(result_module.Attempt, step)
+    real = getattr(result_module.ObjectReconcile, step)
 
     def poisoned(attempt: Any, *arguments: Any) -> Any:
         if attempt.target.key == POISONED:
             raise Poison
         return real(attempt, *arguments)
 
-    monkeypatch.setattr(result_module.Attempt, step, poisoned)
+    monkeypatch.setattr(result_module.ObjectReconcile, step, poisoned)
     assert_contained(await reconcile_all(objects))
 
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pgrole_controller.controller.containment import contain
 from pgrole_controller.controller.objects import Target
 from pgrole_controller.controller.privileges.grantees import Grantees
-from pgrole_controller.controller.result import Attempt, Result
+from pgrole_controller.controller.result import ObjectReconcile, Result
 from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core.adoption import find_adoptee
 from pgrole_controller.core.deletion import may_revoke
@@ -83,27 +83,27 @@ class GranteePublisher:
         self._session = session
         self._store = store
 
-    async def publish(self, attempts: Sequence[Attempt]) -> None:
+    async def publish(self, reconciles: Sequence[ObjectReconcile]) -> None:
         """Publishes or withdraws the role of each, and notes for each what is known of its privileges.
 
         Raises PgRoleError if the server fails.
         """
-        some = self._find_unpublished(attempts) if self._server.enforcing else attempts
+        some = self._find_unpublished(reconciles) if self._server.enforcing else reconciles
         if some:
             await self._publish(some)
-        for one in attempts:
+        for one in reconciles:
             if one.has_privileges:
                 one.note_privileges(self._describe(one))
 
-    def _find_unpublished(self, attempts: Sequence[Attempt]) -> list[Attempt]:
+    def _find_unpublished(self, reconciles: Sequence[ObjectReconcile]) -> list[ObjectReconcile]:
         """Returns those whose specs were applied, and that this process does not know yet: it has taken over."""
-        unknown = (one for one in attempts if self._grantees.get(self._name, one.target.key) is None)
+        unknown = (one for one in reconciles if self._grantees.get(self._name, one.target.key) is None)
         return [one for one in unknown if isinstance(one.decision, Plan)]
 
-    async def _publish(self, attempts: Sequence[Attempt]) -> None:
+    async def _publish(self, reconciles: Sequence[ObjectReconcile]) -> None:
         grantees, name = self._grantees, self._name
-        found = {one.target.key: _find(one, grantees.get(name, one.target.key), self._server) for one in attempts}
-        namespaces = self._find_namespaces(attempts, found)
+        found = {one.target.key: _find(one, grantees.get(name, one.target.key), self._server) for one in reconciles}
+        namespaces = self._find_namespaces(reconciles, found)
         roles = await self._session.read_namespace_roles(sorted(namespaces.values())) if namespaces else {}
         known = self._list_known(namespaces)
         owned = {namespace: _share(roles[place], known[namespace]) for namespace, place in namespaces.items()}
@@ -122,12 +122,12 @@ class GranteePublisher:
             await self._note_owners(moved, owned.keys())
 
     def _find_namespaces(
-        self, attempts: Sequence[Attempt], found: Mapping[Key, Grantee | None]
+        self, reconciles: Sequence[ObjectReconcile], found: Mapping[Key, Grantee | None]
     ) -> dict[str, tuple[str, str]]:
         """The namespaces whose roles are read, by name: (name, uid). Those of the roles to be published, and those
         where a claim was taken or released and others are published.
         """
-        changed = {one.target.key.namespace for one in attempts if one.changed_claims}
+        changed = {one.target.key.namespace for one in reconciles if one.changed_claims}
         published = self._grantees.published(self._name) if changed else ()
         read = [one for one in published if one.key.namespace in changed]
         read += [one for one in found.values() if one is not None]
@@ -152,7 +152,7 @@ class GranteePublisher:
         for one in some:
             self._grantees.note_owners(self._name, one.key, owning)
 
-    def _describe(self, one: Attempt) -> GrantedPrivileges:
+    def _describe(self, one: ObjectReconcile) -> GrantedPrivileges:
         key = one.target.key
         grantee = self._grantees.get(self._name, key)
         if grantee is not None and grantee.adoptee is not None:
@@ -176,7 +176,7 @@ def _compare(owned: frozenset[int], known: Sequence[frozenset[int]]) -> frozense
     return frozenset[int]().union(*(some ^ owned for some in known if some is not owned))
 
 
-def _find(one: Attempt, before: Grantee | None, server: Server) -> Grantee | None:
+def _find(one: ObjectReconcile, before: Grantee | None, server: Server) -> Grantee | None:
     """Returns the role to publish; None to withdraw it."""
     try:
         return _find_grantee(one, before, server)
@@ -185,7 +185,7 @@ def _find(one: Attempt, before: Grantee | None, server: Server) -> Grantee | Non
         return before
 
 
-def _find_grantee(one: Attempt, before: Grantee | None, server: Server) -> Grantee | None:
+def _find_grantee(one: ObjectReconcile, before: Grantee | None, server: Server) -> Grantee | None:
     desired, observed = one.target.desired, one.observed
     if desired is None or not (one.has_privileges or before):
         return None
@@ -267,12 +267,12 @@ def _find_role(desired: Desired, observed: Observed, server: Server) -> Observed
     return find_certain_role(claim, observed, server)
 
 
-def _is_to_be_emptied(one: Attempt, server: Server) -> bool:
+def _is_to_be_emptied(one: ObjectReconcile, server: Server) -> bool:
     desired = one.target.desired
     return desired is not None and may_revoke(desired, one.observed, server, one.target.policy)
 
 
-def _may_be_published(one: Attempt, made: Grantee, kept: KeptPrivileges, server: Server) -> bool:
+def _may_be_published(one: ObjectReconcile, made: Grantee, kept: KeptPrivileges, server: Server) -> bool:
     """Whether the claim holds everything that is declared; where claims hold no privileges, whether the object is
     accepted.
     """
@@ -281,11 +281,11 @@ def _may_be_published(one: Attempt, made: Grantee, kept: KeptPrivileges, server:
     return isinstance(one.decision, Plan) and not _is_partly_refused(one)
 
 
-def _is_partly_refused(one: Attempt) -> bool:
+def _is_partly_refused(one: ObjectReconcile) -> bool:
     return isinstance(one.decision, Plan) and any(isinstance(error, Refused) for error in one.decision.pending)
 
 
-def _find_existing(one: Attempt, grantee: Grantee) -> frozenset[str]:
+def _find_existing(one: ObjectReconcile, grantee: Grantee) -> frozenset[str]:
     """Returns the role's databases that exist, as far as known: the reconcile of a refused spec does not ask about
     those of the one before, unless the claim holds it.
     """
