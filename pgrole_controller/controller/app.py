@@ -35,6 +35,7 @@ from pgrole_controller.controller.session_keeper import decline
 from pgrole_controller.controller.sources import NO_SERVER, NamespaceSource, PgRoleSource, SecretSource
 from pgrole_controller.controller.telemetry import count_news
 from pgrole_controller.controller.worker import ServerWorker
+from pgrole_controller.core.contest import Contests
 from pgrole_controller.core.privileges.privilege_result import PrivilegeResult
 from pgrole_controller.core.request import Key
 from pgrole_controller.event_loop import LookupThreads, Signal, report_unhandled, unless
@@ -165,12 +166,21 @@ class _RunningController:
         self._objects = Objects(self._store, self._secrets, namespaces, cluster, config.namespace)
         self._recorder = Recorder(client)
         password_tasks = PasswordTasks(client, self._secrets, self._recorder, self._observed.reserves)
-        endings = Endings(self._queue, self._objects.contests)
+        contests = Contests()
+        endings = Endings(self._queue, contests)
         self._background = Background(client, self._store, endings, password_tasks)
         self._reporter = Reporter(client, self._store, endings, self._recorder)
         live_servers = LiveServers(lambda: [key.name for key, _ in self._observed.pgservers.items()])
         self._context = WorkerContext(
-            self._objects, self._queue, endings, self._background, self._reporter, live_servers, leadership, Grantees()
+            self._objects,
+            self._queue,
+            endings,
+            self._background,
+            self._reporter,
+            live_servers,
+            leadership,
+            Grantees(),
+            contests,
         )
         self._servers = ServerWorkers(
             client,

@@ -11,6 +11,7 @@ from pgrole_controller.controller.privileges.grantees import Grantees
 from pgrole_controller.controller.queue import Endings, Queue
 from pgrole_controller.controller.reporter import Reporter
 from pgrole_controller.controller.server_config import ServerConfig
+from pgrole_controller.core.contest import Contests
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused
 from pgrole_controller.postgres.capabilities import Identity
 
@@ -93,3 +94,4 @@ class WorkerContext:
     live_servers: LiveServers
     leadership: Leadership
     grantees: Grantees
+    contests: Contests

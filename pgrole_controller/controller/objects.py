@@ -14,7 +14,6 @@ from pgrole_controller.controller.namespaces import Namespaces, NamespaceUnknown
 from pgrole_controller.controller.server_config import DEFAULT_SERVER
 from pgrole_controller.core.claim import Owner
 from pgrole_controller.core.connection_secret import HASH
-from pgrole_controller.core.contest import Contests
 from pgrole_controller.core.deletion import add_way_out
 from pgrole_controller.core.desired import desired_of, desired_role_of, proof_of
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused
@@ -173,7 +172,6 @@ class Objects:
         """`store` is indexed by `index_pgrole`; `secrets`, of metadata alone, by `index_by_owner`."""
         self.store = store
         self._secrets = secrets
-        self.contests = Contests()  # outlives sessions and workers
         self.cluster = cluster
         self.namespaces = namespaces
         self.namespace = namespace
@@ -292,7 +290,7 @@ class Objects:
         return self.store.count_index(_server_entry(server)), self.store.count_index(_ready_entry(server))
 
     def count_contested(self) -> int:
-        """How many objects have the reason Contested, whether because of a field or of privileges. Unlike `contests`,
+        """How many objects have the reason Contested, whether because of a field or of privileges. Unlike `Contests`,
         status is rewritten when an object is suspended, and gone with the object.
         """
         return self.store.count_index(_CONTESTED)

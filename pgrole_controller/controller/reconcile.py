@@ -76,7 +76,7 @@ async def reconcile(
     unknown = [key for key in keys if key not in known_keys]
     results = await _reconcile(unknown, batch, prepared) if unknown else []
     if known:
-        same, others = await _compare(known, session, objects.contests)
+        same, others = await _compare(known, session, memory.contests)
         for key in others:
             memory.read_back.forget(key)
         results += same
@@ -154,7 +154,7 @@ async def _reconcile_batch(targets: Sequence[Target], batch: _Batch) -> list[Res
     """Reads, applies and reads again, until nothing is left that can be done now."""
     server, session, memory = batch.server, batch.session, batch.memory
     exposes_all = batch.declared.attribution.exposes_all
-    reconciles = [ObjectReconcile(target, batch.objects.contests, exposes_all=exposes_all) for target in targets]
+    reconciles = [ObjectReconcile(target, memory.contests, exposes_all=exposes_all) for target in targets]
     unfinished = reconciles
     for _ in range(ROUNDS):
         server = replace(server, enforcing=session.enforcing)

@@ -77,7 +77,7 @@ class ServerWorker:
         )
         self.ended = anyio.Event()  # since the queue is closed
         self.retimed = Signal()  # pulsed when the period of the resync changes
-        self._memory = WorkerMemory(context.grantees)
+        self._memory = WorkerMemory(context.grantees, context.contests)
         self._pace = Pace()
         self._emptying = EmptyingLimits()
         self._everything = Signal()  # set: every object is to be reconciled

@@ -18,6 +18,7 @@ from typing import Any
 from pgrole_controller.controller.objects import Objects, Target, declared_version
 from pgrole_controller.controller.privileges.grantees import Grantees
 from pgrole_controller.controller.result import ObjectReconcile
+from pgrole_controller.core.contest import Contests
 from pgrole_controller.core.next_attempt import CONFIRM_SECONDS
 from pgrole_controller.core.password import PasswordOrigin
 from pgrole_controller.core.plan import Plan
@@ -228,9 +229,10 @@ class WorkerMemory:
     """What one worker remembers between reconciles: a cache that is safe to lose."""
 
     grantees: Grantees  # shared with every worker
+    contests: Contests  # likewise
     verifiers: Verifiers = field(default_factory=Verifiers)
     own_changes: OwnChanges = field(default_factory=OwnChanges)  # of the session
     read_back: ReadBackCache = field(default_factory=ReadBackCache)  # of the session
 
     def of_next_session(self) -> "WorkerMemory":
-        return WorkerMemory(self.grantees, self.verifiers)
+        return WorkerMemory(self.grantees, self.contests, self.verifiers)

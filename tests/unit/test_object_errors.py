@@ -33,6 +33,7 @@ from pgrole_controller.controller.sources import PgRoleSource
 from pgrole_controller.controller.worker import ServerWorker
 from pgrole_controller.controller.worker_memory import WorkerMemory
 from pgrole_controller.core.connection_secret import Address
+from pgrole_controller.core.contest import Contests
 from pgrole_controller.core.desired import desired_role_of
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.next_attempt import Done, Retry
@@ -147,7 +148,7 @@ def counted() -> float:
 
 async def reconcile_all(objects: Objects, breaks: str = "") -> dict[Key, Result]:
     session = cast("Session", ErringSession(breaks))
-    results = await reconcile([POISONED, *WELL], SERVER, objects, session, WorkerMemory(Grantees()), (), {})
+    results = await reconcile([POISONED, *WELL], SERVER, objects, session, WorkerMemory(Grantees(), Contests()), (), {})
     return {result.key: result for result in results}
 
 
@@ -250,7 +251,7 @@ async def test_a_failure_of_the_whole_server_is_not_an_objects_error(objects: Ob
 
     session = cast("Session", FailingReads(""))
     with pytest.raises(Transient, match="away"):
-        await reconcile([POISONED, *WELL], SERVER, objects, session, WorkerMemory(Grantees()), (), {})
+        await reconcile([POISONED, *WELL], SERVER, objects, session, WorkerMemory(Grantees(), Contests()), (), {})
 
 
 async def test_only_a_few_of_many_errors_are_logged_with_a_traceback(
@@ -289,7 +290,7 @@ class Breaking:
 async def report(objects: Objects, result: Result) -> list[dict[str, Any]]:
     """Returns the statuses written while every Event fails, and checks that the reconcile ends."""
     api, broken, queue = SilentApi(), Breaking(), Queue()
-    reporter = Reporter(cast("Client", api), objects.store, Endings(queue, objects.contests), cast("Recorder", broken))
+    reporter = Reporter(cast("Client", api), objects.store, Endings(queue, Contests()), cast("Recorder", broken))
     queue.put("s", Request(result.key, RequestReason.OBJECT))
     await queue.take("s", 1)
     reporter.report(result)

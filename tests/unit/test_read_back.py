@@ -18,6 +18,7 @@ from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.controller.worker_memory import KEPT_SECONDS, LAST_SECONDS, WorkerMemory
 from pgrole_controller.core.claim import Claim, Generations
 from pgrole_controller.core.connection_secret import Address
+from pgrole_controller.core.contest import Contests
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.outcome import RECONCILED
 from pgrole_controller.core.password import PasswordResult
@@ -104,7 +105,7 @@ class ReadBackWorld:
         self.put(KEY.name)
         self.session = ReadBackSession()
         self.server = SERVER
-        self.memory = WorkerMemory(Grantees())
+        self.memory = WorkerMemory(Grantees(), Contests())
         self.prepared: dict[Key, PasswordResult] = {}
 
     def label(self, labels: dict[str, str], version: int = 1) -> None:
@@ -211,7 +212,7 @@ def _prepare(world: ReadBackWorld) -> None:
 
 def _contest(world: ReadBackWorld) -> None:
     moment = SimpleNamespace(seconds=anyio.current_time(), at=datetime.now(UTC))
-    world.objects.contests.repaired("uid-app", 1, ["login"], cast("Any", moment))
+    world.memory.contests.repaired("uid-app", 1, ["login"], cast("Any", moment))
 
 
 CHANGES = [_change_spec, _share_role, _label_namespace, _change_policy, _change_server, _prepare, _contest]

@@ -22,6 +22,7 @@ from pgrole_controller.controller.sources import PgRoleSource
 from pgrole_controller.controller.status_writer import OLDER_CRDS_SECONDS, WRITE_SECONDS, PendingStatus, StatusWriter
 from pgrole_controller.core.backoff import Backoff
 from pgrole_controller.core.claim import Claim, Owner
+from pgrole_controller.core.contest import Contests
 from pgrole_controller.core.errors import Reason
 from pgrole_controller.core.outcome import LONGEST_MESSAGE, RECONCILED, Outcome, Phase, of_read_back
 from pgrole_controller.core.plan import Action, Plan
@@ -78,7 +79,7 @@ async def test_the_reporters_writes_cause_no_reconcile_and_hide_no_change_of_oth
     seen = made(1)
     objects.store.put(seen)
     objects.store.subscribe(source.changed)
-    recorder, endings = Recorder(cast("Client", api)), Endings(queue, objects.contests)
+    recorder, endings = Recorder(cast("Client", api)), Endings(queue, Contests())
     reporter = Reporter(cast("Client", api), objects.store, endings, recorder)
     outcome, finalizer = (RECONCILED, None) if write == "status" else (None, True)
     queue.put("default", Request(seen.key, RequestReason.OBJECT))
@@ -97,7 +98,7 @@ async def test_the_reporters_writes_cause_no_reconcile_and_hide_no_change_of_oth
 async def test_events_about_drift_are_urgent(objects: Objects) -> None:
     queue, seen = Queue(), made(1)
     recorder = Recorder(cast("Client", StatusApi()))
-    reporter = Reporter(cast("Client", StatusApi()), objects.store, Endings(queue, objects.contests), recorder)
+    reporter = Reporter(cast("Client", StatusApi()), objects.store, Endings(queue, Contests()), recorder)
     for action in (Action.CREATED, Action.CORRECTED, Action.CHANGED):
         reporter.record(Result(Target(seen.key, seen), action=action, fields=("login",)))
     waiting = [recorder._queue.take_next("shop") for _ in range(3)]
@@ -122,7 +123,7 @@ async def test_a_rotation_is_announced_once_whatever_else_was_changed(
 ) -> None:
     recorder, heard = Recorder(cast("Client", StatusApi())), list[str]()
     monkeypatch.setattr(recorder, "record", lambda *_, reason, **__: heard.append(reason))
-    reporter = Reporter(cast("Client", StatusApi()), objects.store, Endings(Queue(), objects.contests), recorder)
+    reporter = Reporter(cast("Client", StatusApi()), objects.store, Endings(Queue(), Contests()), recorder)
     reporter.record(Result(Target(KEY, made(1)), action=action, fields=("connectionLimit",), rotated=True))
     assert heard == told
 
@@ -140,7 +141,7 @@ async def test_drift_that_a_further_round_corrected_is_announced_too(
 ) -> None:
     recorder, heard = Recorder(cast("Client", StatusApi())), list[str]()
     monkeypatch.setattr(recorder, "record", lambda *_, note, **__: heard.append(note))
-    reporter = Reporter(cast("Client", StatusApi()), objects.store, Endings(Queue(), objects.contests), recorder)
+    reporter = Reporter(cast("Client", StatusApi()), objects.store, Endings(Queue(), Contests()), recorder)
     reporter.record(Result(Target(KEY, made(1)), action=action, fields=("login",), corrected=("createdb",)))
     assert heard == told
 
@@ -148,7 +149,7 @@ async def test_drift_that_a_further_round_corrected_is_announced_too(
 async def test_a_message_that_status_cuts_is_announced_once(objects: Objects, monkeypatch: pytest.MonkeyPatch) -> None:
     recorder, told = Recorder(cast("Client", StatusApi())), list[str]()
     monkeypatch.setattr(recorder, "record", lambda *_, reason, **__: told.append(reason))
-    reporter = Reporter(cast("Client", StatusApi()), objects.store, Endings(Queue(), objects.contests), recorder)
+    reporter = Reporter(cast("Client", StatusApi()), objects.store, Endings(Queue(), Contests()), recorder)
     outcome = Outcome(Phase.STALLED, Reason.NOT_ALLOWED, "x" * (LONGEST_MESSAGE + 1))
     stands = build_status({}, outcome, StatusDetails(), "default", 1, datetime.now(UTC))["conditions"]
     reporter._record_outcome(outcome, [], made(1))
@@ -234,7 +235,7 @@ async def test_a_status_of_this_spec_and_role_stands_until_every_database_has_an
     seen = pack(made(1).object() | {"status": status})
     objects.store.put(seen)
     api, queue = StatusApi(), Queue()
-    recorder, endings = Recorder(cast("Client", api)), Endings(queue, objects.contests)
+    recorder, endings = Recorder(cast("Client", api)), Endings(queue, Contests())
     reporter = Reporter(cast("Client", api), objects.store, endings, recorder)
     queue.put("default", Request(seen.key, RequestReason.OBJECT))
     await queue.take("default", 1)
@@ -500,7 +501,7 @@ async def test_a_restarted_controller_announces_no_reported_drift_of_the_role_th
     objects.store.put(seen)
     client = cast("Client", StatusApi())
     queue = Queue()
-    recorder, endings = Recorder(client), Endings(queue, objects.contests)
+    recorder, endings = Recorder(client), Endings(queue, Contests())
     recorded: list[str] = []
     monkeypatch.setattr(Recorder, "record", lambda _self, _stored, *, reason, **_: recorded.append(reason))
     reporter = Reporter(client, objects.store, endings, recorder)
@@ -530,7 +531,7 @@ class HangingApi(StatusApi):
 async def test_writes_that_are_not_answered_in_one_namespace_do_not_delay_those_of_others(write: str) -> None:
     objects = Objects(Store(index_pgrole), Store(index_by_owner), Namespaces(cast("Client", None), Store()), "c1")
     client, queue = cast("Client", HangingApi()), Queue()
-    endings = Endings(queue, objects.contests)
+    endings = Endings(queue, Contests())
     reporter = Reporter(client, objects.store, endings, Recorder(client))
 
     async def report(stored: Stored) -> None:
@@ -561,7 +562,7 @@ class GoneApi(StatusApi):
 async def test_an_object_that_is_gone_before_its_finalizer_is_set_is_forgotten(objects: Objects) -> None:
     client, queue, seen = cast("Client", GoneApi()), Queue(), made(1)
     objects.store.put(seen)
-    reporter = Reporter(client, objects.store, Endings(queue, objects.contests), Recorder(client))
+    reporter = Reporter(client, objects.store, Endings(queue, Contests()), Recorder(client))
     queue.put("default", Request(seen.key, RequestReason.OBJECT))
     await queue.take("default", 1)
     reporter.report(Result(Target(seen.key, seen, finalizer=True)))
@@ -597,7 +598,7 @@ async def test_a_finalizer_that_does_not_stay_is_reported_and_set_again_with_bac
     api, queue, seen = StrippingApi(), Queue(), made(1)
     client = cast("Client", api)
     objects.store.put(seen)
-    reporter = Reporter(client, objects.store, Endings(queue, objects.contests), Recorder(client))
+    reporter = Reporter(client, objects.store, Endings(queue, Contests()), Recorder(client))
 
     async def reconcile() -> None:
         while True:
@@ -647,7 +648,7 @@ async def test_a_finalizer_that_the_api_server_refuses_is_reported_on_the_object
     objects.store.put(seen)
     recorder = Recorder(cast("Client", api))
     monkeypatch.setattr(recorder, "record", lambda *_, reason, **__: told.append(reason))
-    reporter = Reporter(cast("Client", api), objects.store, Endings(queue, objects.contests), recorder)
+    reporter = Reporter(cast("Client", api), objects.store, Endings(queue, Contests()), recorder)
     queue.put("default", Request(seen.key, RequestReason.OBJECT))
     await queue.take("default", 1)
     target = Target(seen.key, seen, finalizer=True if verb == "set" else None)

@@ -16,7 +16,6 @@ from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.controller.servers import ROUNDS, resync
 from pgrole_controller.controller.worker import ServerWorker
 from pgrole_controller.core.connection_secret import Address
-from pgrole_controller.core.contest import Contests
 from pgrole_controller.core.errors import Reason, Waiting
 from pgrole_controller.core.next_attempt import Done
 from pgrole_controller.core.policy import ServerPolicy
@@ -32,7 +31,6 @@ class FakeObjects:
     cluster = "here"
 
     def __init__(self) -> None:
-        self.contests = Contests()
         self.store, self.secrets_answered = Store(), anyio.Event()
         self.store.synced.set()
         self.keys = {Key("shop", "app")}
