@@ -14,18 +14,21 @@ from pgrole_controller.core.contest import Contests
 from pgrole_controller.kube.client import Client
 
 
-def make_context(queue: Queue, objects: Objects, reporter: Reporter | None = None) -> WorkerContext:
-    """Tests without a `reporter` must not reconcile, and none may run a password task."""
+def make_context(
+    queue: Queue, objects: Objects, reporter: Reporter | None = None, client: Client | None = None
+) -> WorkerContext:
+    """Tests without a `reporter` must not reconcile. `client` writes finalizers; no test may run a password task."""
     contests = Contests()
     endings = Endings(queue, contests)
-    background = Background(cast("Client", None), objects.store, endings, cast("PasswordTasks", None))
+    told = cast("Reporter", reporter)
+    background = Background(cast("Client", client), objects.store, endings, cast("PasswordTasks", None), told)
     live_servers = LiveServers(lambda: ())
     return WorkerContext(
         objects,
         queue,
         endings,
         background,
-        cast("Reporter", reporter),
+        told,
         live_servers,
         Leadership(),
         Grantees(),

@@ -168,8 +168,8 @@ class _RunningController:
         password_tasks = PasswordTasks(client, self._secrets, self._recorder, self._observed.reserves)
         contests = Contests()
         endings = Endings(self._queue, contests)
-        self._background = Background(client, self._store, endings, password_tasks)
         self._reporter = Reporter(client, self._store, endings, self._recorder)
+        self._background = Background(client, self._store, endings, password_tasks, self._reporter)
         live_servers = LiveServers(lambda: [key.name for key, _ in self._observed.pgservers.items()])
         self._context = WorkerContext(
             self._objects,

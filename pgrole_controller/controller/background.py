@@ -1,12 +1,14 @@
 """Work beside the workers: what the next reconcile of an object needs and a worker must not wait for.
 
-Two kinds: a password task (read or write Secrets, generate and hash a password) and the emptying of a role that is to
-be dropped (REASSIGN OWNED and DROP OWNED, on connections of its own).
+Three kinds: a password task (read or write Secrets, generate and hash a password), the emptying of a role that is to
+be dropped (REASSIGN OWNED and DROP OWNED, on connections of its own), and the finalizer of the object, set before its
+role is created, or removed because the object may be deleted.
 
 Expected flow: a reconcile asks for one of them in its result, and does not end yet; the work is done; its result is
-kept for the next reconcile, which starts as soon as this one ends here.
+kept for the next reconcile, which starts as soon as this one ends here. The next reconcile finds a finalizer on the
+object itself; an error with it is reported at once.
 
-Guarantees: nothing is begun for an object that was changed or deleted since; emptying stops when the object changes,
+Guarantees: no task is begun for an object that was changed or deleted since; emptying stops when the object changes,
 and a password task before its next write; a result is used by one reconcile, and never by one of another object of the
 same name.
 """
@@ -25,13 +27,17 @@ from pgrole_controller.controller.fair_queue import FairQueue
 from pgrole_controller.controller.objects import declared_version
 from pgrole_controller.controller.passwords import PasswordTasks
 from pgrole_controller.controller.queue import Endings
+from pgrole_controller.controller.reporter import Reporter
 from pgrole_controller.controller.result import Result
-from pgrole_controller.core.errors import PgRoleError
-from pgrole_controller.core.next_attempt import FailedWrite
+from pgrole_controller.core.errors import PgRoleError, Reason, Refused
+from pgrole_controller.core.names import cut_middle
+from pgrole_controller.core.next_attempt import FailedWrite, WriteError
 from pgrole_controller.core.password import PasswordResult, PasswordTask
 from pgrole_controller.core.plan import ReassignOwned, ReassignResult
 from pgrole_controller.core.request import Key
 from pgrole_controller.kube.client import Client
+from pgrole_controller.kube.resource import PGROLES
+from pgrole_controller.kube.server_side_apply import FINALIZER, apply_finalizer
 from pgrole_controller.kube.store import Store
 from pgrole_controller.kube.stored_object import Stored
 from pgrole_controller.postgres.capabilities import Identity
@@ -45,10 +51,30 @@ log = logging.getLogger(__name__)
 PASSWORD_TASKS = 12
 PASSWORD_SECONDS = 10.0
 
+#: Maximum number of concurrent writes of finalizers, and timeout of each, in seconds.
+FINALIZER_WRITERS = 12
+FINALIZER_SECONDS = 10.0
+
 #: Roles of one server that are emptied at once, each on its own connections, and how many of them may be of one
 #: namespace, so that a tenant's locks delay that tenant's deletions first.
 EMPTYING = 4
 EMPTYING_OF_NAMESPACE = 1
+
+_FINALIZER_LOST = (
+    f"something, probably an admission webhook, removes finalizer {FINALIZER} as soon as the controller sets it: let "
+    "it keep the finalizer, or set spec.deletionPolicy to Retain. Until then the controller does not change the role"
+)
+_NOT_SET = (
+    f"the API server refuses to set finalizer {FINALIZER}: {{message}}. Let the admission webhook accept it, or grant "
+    "the controller patch on pgroles, or set spec.deletionPolicy to Retain. Until then the controller does not change "
+    "the role"
+)
+_NOT_REMOVED = (
+    f"the API server refuses to remove finalizer {FINALIZER}: {{message}}. Let the admission webhook accept that, or "
+    "grant the controller patch on pgroles. Until then the controller does nothing else for this object"
+)
+#: Maximum number of characters of the API server's answer in these.
+_LONGEST_ANSWER = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +93,9 @@ class EmptyingLimits:
 
 
 class Background:
-    def __init__(self, client: Client, store: Store, endings: Endings, password_tasks: PasswordTasks) -> None:
+    def __init__(
+        self, client: Client, store: Store, endings: Endings, password_tasks: PasswordTasks, reporter: Reporter
+    ) -> None:
         """`store` holds the PgRoles."""
         self._client = client
         self._store = store
@@ -75,21 +103,32 @@ class Background:
         self._password_tasks = password_tasks
         self._results: dict[str, PasswordResult | ReassignResult] = {}  # by uid of the object, for its next reconcile
         self._interruptible: dict[Key, anyio.CancelScope] = {}
-        self._waiting = FairQueue[Result]()
+        self._reporter = reporter
+        self._passwords = FairQueue[Result]()
+        self._finalizers = FairQueue[Result]()
 
     async def run(self) -> None:
-        """Runs password tasks until `close`, then those that still wait."""
+        """Runs password tasks and writes finalizers until `close`, then those that still wait."""
         async with anyio.create_task_group() as tasks:
             for _ in range(PASSWORD_TASKS):
-                tasks.start_soon(self._waiting.serve, self._prepare_password)
+                tasks.start_soon(self._passwords.serve, self._prepare_password)
+            for _ in range(FINALIZER_WRITERS):
+                tasks.start_soon(self._finalizers.serve, self._write_finalizer)
 
     def close(self) -> None:
-        """Accepts no more password tasks; `run` returns when the waiting ones are done."""
-        self._waiting.close()
+        """Accepts no more of these; `run` returns when the waiting ones are done."""
+        self._passwords.close()
+        self._finalizers.close()
 
     def prepare_password(self, result: Result) -> None:
         """Takes over the reconcile, and ends it when the password task is done. The log's reconcile id is kept."""
-        self._waiting.put(result.key.namespace, result)
+        self._passwords.put(result.key.namespace, result)
+
+    def write_finalizer(self, result: Result) -> None:
+        """Takes over the reconcile, and ends it when the finalizer is set or removed. The log's reconcile id is
+        kept.
+        """
+        self._finalizers.put(result.key.namespace, result)
 
     async def empty_role(
         self,
@@ -155,6 +194,41 @@ class Background:
         log.debug("password task run", extra={"object": str(stored.key), "problem": problem})
         self.keep(stored, password)
 
+    async def _write_finalizer(self, result: Result) -> bool:
+        """Returns whether the API server answered."""
+        failed: FailedWrite | None
+        try:
+            failed = await attempt_write(
+                self._client, result.key, FINALIZER_SECONDS, partial(self._set_finalizer, result)
+            )
+        except Refused as error:
+            self._reporter.report_error(error, result)
+            failed = FailedWrite(WriteError.REFUSED)
+        except Exception as error:  # noqa: BLE001 -- one object's error
+            self._reporter.report_error(contain(error, result.key), result)
+            self._endings.fail(result.key)
+            return True
+        if failed is not None and failed.message:
+            words = _NOT_SET if result.target.finalizer else _NOT_REMOVED
+            message = words.format(message=cut_middle(failed.message, _LONGEST_ANSWER))
+            self._reporter.report_error(Refused(Reason.CONFLICT, message), result)
+        self._endings.end(result, failed)
+        return not is_unanswered(failed)
+
+    async def _set_finalizer(self, result: Result) -> None:
+        """Raises KubeError, and Refused if the object does not keep the finalizer."""
+        stored, present = result.target.stored, result.target.finalizer
+        if stored is None:
+            return
+        if present is None:  # the object may be deleted now
+            self._reporter.forget(stored.key)
+            if not _has_finalizer(stored):
+                return
+        written = await apply_finalizer(self._client, PGROLES, stored, bool(present))
+        self._store.put_answer(stored, written)
+        if present and written is not None and not _has_finalizer(written):
+            raise Refused(Reason.CONFLICT, _FINALIZER_LOST)
+
     def _is_current(self, stored: Stored) -> bool:
         """Whether the object exists and still declares what it declared when the task began."""
         current = self._store.get(stored.key)
@@ -171,6 +245,10 @@ class Background:
                 yield
             finally:
                 del self._interruptible[stored.key]
+
+
+def _has_finalizer(stored: Stored) -> bool:
+    return FINALIZER in (stored.object()["metadata"].get("finalizers") or ())
 
 
 async def _reassign(

@@ -10,6 +10,7 @@ from pgrole_controller.controller.objects import Objects
 from pgrole_controller.controller.privileges.grantees import Grantees
 from pgrole_controller.controller.queue import Endings, Queue
 from pgrole_controller.controller.reporter import Reporter
+from pgrole_controller.controller.result import Result
 from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core.contest import Contests
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused
@@ -95,3 +96,14 @@ class WorkerContext:
     leadership: Leadership
     grantees: Grantees
     contests: Contests
+
+    def hand_on(self, result: Result) -> None:
+        """Hands the result to the reporter or the background, which ends the reconcile."""
+        if result.password_task is not None:
+            self.reporter.record(result)
+            self.background.prepare_password(result)
+        elif result.writes_finalizer:
+            self.reporter.record(result)
+            self.background.write_finalizer(result)
+        else:
+            self.reporter.report(result)

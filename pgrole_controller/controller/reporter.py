@@ -1,28 +1,22 @@
-"""Reports the result of a reconcile in Kubernetes: Events, status, finalizer.
+"""Reports the result of a reconcile in Kubernetes: Events and status.
 
-Status is written beside the reconciles (`StatusWriter`), so the next reconcile of the key need not wait for it. A
-finalizer is written before the reconcile ends, since the next one depends on it.
+Status is written beside the reconciles (`StatusWriter`), so the next reconcile of the key need not wait for it. What
+the next reconcile depends on is the background's.
 """
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
-import anyio
-
 from pgrole_controller import logs
-from pgrole_controller.controller.containment import attempt_write, contain, is_unanswered
-from pgrole_controller.controller.fair_queue import FairQueue
+from pgrole_controller.controller.containment import contain
 from pgrole_controller.controller.objects import generation_of
 from pgrole_controller.controller.queue import Endings
 from pgrole_controller.controller.result import Result
 from pgrole_controller.controller.status_writer import PendingStatus, StatusWriter, is_about
 from pgrole_controller.core.approval import tell_approval
-from pgrole_controller.core.errors import PgRoleError, Reason, Refused, make_legible
-from pgrole_controller.core.names import cut_middle
-from pgrole_controller.core.next_attempt import FailedWrite, WriteError
+from pgrole_controller.core.errors import PgRoleError, Reason, make_legible
 from pgrole_controller.core.outcome import LONGEST_MESSAGE, Outcome, of_error
 from pgrole_controller.core.plan import Action
 from pgrole_controller.core.privileges.privilege_result import News, PrivilegeNews, PrivilegeResult
@@ -31,17 +25,11 @@ from pgrole_controller.core.status import StatusDetails
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.event_queue import EventType
 from pgrole_controller.kube.events import Recorder
-from pgrole_controller.kube.resource import PGROLES
-from pgrole_controller.kube.server_side_apply import FINALIZER, apply_finalizer
 from pgrole_controller.kube.store import Store
 from pgrole_controller.kube.stored_object import Stored
 from pgrole_controller.kube.unvalidated import mapping
 
 log = logging.getLogger(__name__)
-
-#: Maximum number of concurrent writes of finalizers, and timeout of each, in seconds.
-WRITERS = 12
-WRITE_SECONDS = 10.0
 
 _EVENTS = {
     Action.CREATED: ("RoleCreated", "Create", "created the role"),
@@ -65,46 +53,21 @@ _URGENT_NEWS = (News.DRIFT_CORRECTED, News.DRIFT_REPORTED)
 
 _WITHOUT_FIELDS = (Action.CREATED, Action.DROPPED, Action.ROTATED, Action.RECLAIMED)
 
-_FINALIZER_LOST = (
-    f"something, probably an admission webhook, removes finalizer {FINALIZER} as soon as the controller sets it: let "
-    "it keep the finalizer, or set spec.deletionPolicy to Retain. Until then the controller does not change the role"
-)
-_NOT_SET = (
-    f"the API server refuses to set finalizer {FINALIZER}: {{message}}. Let the admission webhook accept it, or grant "
-    "the controller patch on pgroles, or set spec.deletionPolicy to Retain. Until then the controller does not change "
-    "the role"
-)
-_NOT_REMOVED = (
-    f"the API server refuses to remove finalizer {FINALIZER}: {{message}}. Let the admission webhook accept that, or "
-    "grant the controller patch on pgroles. Until then the controller does nothing else for this object"
-)
-#: Maximum number of characters of the API server's answer in these.
-_LONGEST_ANSWER = 1000
-
-
-def _has_finalizer(stored: Stored) -> bool:
-    return FINALIZER in (stored.object()["metadata"].get("finalizers") or ())
-
 
 class Reporter:
     def __init__(self, client: Client, store: Store, endings: Endings, recorder: Recorder) -> None:
         """`store` holds the PgRoles."""
-        self._client = client
         self._store = store
         self._recorder = recorder
         self._endings = endings
         self._statuses = StatusWriter(client, store, self._record_outcome, recorder.quiet)
-        self._finalizers = FairQueue[Result]()
 
     def report(self, result: Result) -> None:
-        """Takes over the result of a reconcile and ends the reconcile, at once or when a finalizer is written.
-
-        Keeps the log's reconcile id. Never raises.
-        """
+        """Takes over the result of a reconcile and ends the reconcile. Keeps the log's reconcile id. Never raises."""
         try:
             self._take(result)
         except Exception as error:  # noqa: BLE001 -- one object's error
-            self._report_unexpected(error, result)
+            self.report_error(contain(error, result.key), result)
             self._endings.fail(result.key)
 
     def record(self, result: Result) -> None:
@@ -112,7 +75,7 @@ class Reporter:
         try:
             self._record_action(result)
         except Exception as error:  # noqa: BLE001 -- one object's error
-            self._report_unexpected(error, result)
+            self.report_error(contain(error, result.key), result)
 
     def announce(self, result: PrivilegeResult) -> bool:
         """Records the Events about a result in which only the news are new. Returns False if nothing was recorded: the
@@ -131,9 +94,6 @@ class Reporter:
     def _take(self, result: Result) -> None:
         stored, outcome = result.target.stored, result.outcome
         self._record_action(result)
-        if stored is not None and (result.target.finalizer is not None or result.done_with):
-            self._finalizers.put(result.key.namespace, result)
-            return
         if stored is not None and outcome is not None and not self._keeps_status(result):
             drift = result.drift
             details = StatusDetails(
@@ -166,58 +126,20 @@ class Reporter:
 
     def close(self) -> None:
         """Accepts no more results; `run` returns when those it has are written."""
-        self._finalizers.close()
         self._statuses.close()
 
     async def run(self) -> None:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._statuses.run)
-            for _ in range(WRITERS):
-                tasks.start_soon(self._finalizers.serve, self._write_finalizer)
+        await self._statuses.run()
 
-    async def _write_finalizer(self, result: Result) -> bool:
-        """Sets or removes the finalizer, and ends the reconcile. Returns whether the API server answered."""
-        return not is_unanswered(await self._attempt_finalizer(result))
+    def forget(self, key: Key) -> None:
+        """Forgets an object that is about to be deleted: its status is no longer written."""
+        self._statuses.forget(key)
 
-    async def _attempt_finalizer(self, result: Result) -> FailedWrite | None:
-        try:
-            work = partial(self._set_finalizer, result)
-            failed = await attempt_write(self._client, result.key, WRITE_SECONDS, work)
-        except Refused as error:
-            self._report_error(error, result)
-            failed = FailedWrite(WriteError.REFUSED)
-        except Exception as error:  # noqa: BLE001 -- one object's error
-            self._report_unexpected(error, result)
-            self._endings.fail(result.key)
-            return None
-        if failed is not None and failed.message:
-            words = _NOT_SET if result.target.finalizer else _NOT_REMOVED
-            message = words.format(message=cut_middle(failed.message, _LONGEST_ANSWER))
-            self._report_error(Refused(Reason.CONFLICT, message), result)
-        self._endings.end(result, failed)
-        return failed
-
-    def _report_unexpected(self, error: Exception, result: Result) -> None:
-        self._report_error(contain(error, result.key), result)
-
-    def _report_error(self, error: PgRoleError, result: Result) -> None:
+    def report_error(self, error: PgRoleError, result: Result) -> None:
+        """Reports an error on the object of the result. Does not end the reconcile."""
         if result.target.stored is not None:
             pending = PendingStatus(result.target.stored, of_error(error), reconcile_id=logs.current_reconcile_id())
             self._statuses.put(pending)
-
-    async def _set_finalizer(self, result: Result) -> None:
-        """Raises KubeError, and Refused if the object does not keep the finalizer."""
-        stored, present = result.target.stored, result.target.finalizer
-        if stored is None:
-            return
-        if present is None:  # the object may be deleted now
-            self._statuses.forget(stored.key)
-            if not _has_finalizer(stored):
-                return
-        written = await apply_finalizer(self._client, PGROLES, stored, bool(present))
-        self._store.put_answer(stored, written)
-        if present and written is not None and not _has_finalizer(written):
-            raise Refused(Reason.CONFLICT, _FINALIZER_LOST)
 
     def _record_action(self, result: Result) -> None:
         stored = result.target.stored

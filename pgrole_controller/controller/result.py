@@ -82,6 +82,11 @@ class Result:
         )
 
     @property
+    def writes_finalizer(self) -> bool:
+        """Whether the object's finalizer is set or removed before this reconcile ends."""
+        return self.target.stored is not None and (self.target.finalizer is not None or self.done_with)
+
+    @property
     def prepares_next(self) -> bool:
         """Whether this reconcile ends only when a prerequisite of the next one is done."""
         needed = self.target.finalizer is not None or self.password_task is not None or self.reassign is not None

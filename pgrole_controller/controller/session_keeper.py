@@ -280,7 +280,7 @@ async def decline(
                 context.background.take(item.key)  # what was prepared is old when the server is back
                 result = _declined(context.objects.read(item.key, None, ServerPolicy()), find_error(item.key))
                 count_ending(server, result)
-                context.reporter.report(result)
+                context.hand_on(result)
         except Exception as unexpected:  # noqa: BLE001 -- this object's error
             contain(unexpected, item.key)
             context.endings.fail(item.key)

@@ -318,7 +318,7 @@ class ServerWorker:
         beside: TaskGroup,
         noted: Mapping[int, tuple[int, ...]],
     ) -> None:
-        """Hands the result to the reporter or the background, which ends the reconcile."""
+        """Counts the result, adds what others know of it, and hands it on, which ends the reconcile."""
         try:
             result = take_news(result, self._context.grantees, self.server.name)
             batch_metrics.count(result)
@@ -330,14 +330,11 @@ class ServerWorker:
                 self._note_released(name, result.key)
         except Exception as error:  # noqa: BLE001 -- this object's error
             contain(error, result.key)
-        reporter, background, endpoint = self._context.reporter, self._context.background, self.server.endpoint
+        empty_role, endpoint = self._context.background.empty_role, self.server.endpoint
         if result.reassign is not None and endpoint is not None:
-            beside.start_soon(background.empty_role, self._emptying, endpoint, result, session.fence, session.identity)
-        elif result.password_task is not None:
-            reporter.record(result)
-            background.prepare_password(result)
+            beside.start_soon(empty_role, self._emptying, endpoint, result, session.fence, session.identity)
         else:
-            reporter.report(result)
+            self._context.hand_on(result)
 
     def _attribute(self, result: Result, noted: Mapping[int, tuple[int, ...]]) -> Result:
         """Asks who caused the drift, and adds the answer to an earlier question. Whether the password is reported as

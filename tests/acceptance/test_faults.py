@@ -4,7 +4,7 @@ import anyio
 import asyncpg
 import pytest
 
-from pgrole_controller.controller.reporter import WRITE_SECONDS, WRITERS
+from pgrole_controller.controller.status_writer import WRITE_SECONDS, WRITERS
 from pgrole_controller.local.binaries import Binaries
 from pgrole_controller.local.manifests import apply_crds
 from tests.acceptance.service_account import serving

@@ -18,6 +18,7 @@ from pgrole_controller.controller.background import EMPTYING, EMPTYING_OF_NAMESP
 from pgrole_controller.controller.objects import Target, index_pgrole
 from pgrole_controller.controller.passwords import PasswordTasks
 from pgrole_controller.controller.queue import Endings, Queue
+from pgrole_controller.controller.reporter import Reporter
 from pgrole_controller.controller.result import Result
 from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.contest import Contests
@@ -94,6 +95,7 @@ class BackgroundWorld:
             self.store,
             Endings(self.queue, Contests()),
             cast("PasswordTasks", self.passwords),
+            cast("Reporter", None),
         )
         self.store.put(made(1))
 

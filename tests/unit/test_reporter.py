@@ -1,4 +1,4 @@
-"""controller/reporter: its own writes cause no reconcile, and it does not rewrite a current status."""
+"""controller/reporter, background: their own writes cause no reconcile, and none rewrites a current status."""
 
 import copy
 import json
@@ -12,6 +12,7 @@ import pytest
 
 from pgrole_controller import metrics
 from pgrole_controller.controller import status_writer
+from pgrole_controller.controller.context import WorkerContext
 from pgrole_controller.controller.namespaces import Namespaces
 from pgrole_controller.controller.objects import Objects, Target, index_by_owner, index_pgrole
 from pgrole_controller.controller.privileges.grantees import Grantees
@@ -69,9 +70,20 @@ class StatusApi:
         return json.dumps(written).encode()
 
 
+def make_writing(client: Client, objects: Objects, queue: Queue, recorder: Recorder) -> WorkerContext:
+    reporter = Reporter(client, objects.store, Endings(queue, Contests()), recorder)
+    return make_context(queue, objects, reporter, client)
+
+
+async def write_all(context: WorkerContext) -> None:
+    for writer in (context.background, context.reporter):
+        writer.close()
+        await writer.run()
+
+
 @pytest.mark.parametrize("write", ["status", "finalizer"])
 @pytest.mark.parametrize("generation", [1, 2])
-async def test_the_reporters_writes_cause_no_reconcile_and_hide_no_change_of_others(
+async def test_own_writes_cause_no_reconcile_and_hide_no_change_of_others(
     objects: Objects, write: str, generation: int
 ) -> None:
     api, queue = StatusApi(generation), Queue()
@@ -79,14 +91,13 @@ async def test_the_reporters_writes_cause_no_reconcile_and_hide_no_change_of_oth
     seen = made(1)
     objects.store.put(seen)
     objects.store.subscribe(source.changed)
-    recorder, endings = Recorder(cast("Client", api)), Endings(queue, Contests())
-    reporter = Reporter(cast("Client", api), objects.store, endings, recorder)
+    recorder = Recorder(cast("Client", api))
+    context = make_writing(cast("Client", api), objects, queue, recorder)
     outcome, finalizer = (RECONCILED, None) if write == "status" else (None, True)
     queue.put("default", Request(seen.key, RequestReason.OBJECT))
     await queue.take("default", 1)
-    reporter.report(Result(Target(seen.key, seen, finalizer=finalizer), outcome=outcome))
-    reporter.close()
-    await reporter.run()
+    context.hand_on(Result(Target(seen.key, seen, finalizer=finalizer), outcome=outcome))
+    await write_all(context)
     assert api.asked == 1
     # After a finalizer is set, the object is reconciled anyway.
     own = 1 if write == "finalizer" else 0
@@ -531,18 +542,18 @@ class HangingApi(StatusApi):
 async def test_writes_that_are_not_answered_in_one_namespace_do_not_delay_those_of_others(write: str) -> None:
     objects = Objects(Store(index_pgrole), Store(index_by_owner), Namespaces(cast("Client", None), Store()), "c1")
     client, queue = cast("Client", HangingApi()), Queue()
-    endings = Endings(queue, Contests())
-    reporter = Reporter(client, objects.store, endings, Recorder(client))
+    context = make_writing(client, objects, queue, Recorder(client))
 
     async def report(stored: Stored) -> None:
         objects.store.put(stored)
         queue.put("default", Request(stored.key, RequestReason.OBJECT))
         await queue.take("default", 1)
         target = Target(stored.key, stored, finalizer=None if write == "status" else True)
-        reporter.report(Result(target, outcome=RECONCILED))
+        context.hand_on(Result(target, outcome=RECONCILED))
 
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(reporter.run)
+        tasks.start_soon(context.reporter.run)
+        tasks.start_soon(context.background.run)
         for number in range(200):
             await report(made(1, namespace="slow", name=f"r{number}", uid=f"s{number}"))
         await anyio.sleep(WRITE_SECONDS + 1.0)
@@ -562,12 +573,11 @@ class GoneApi(StatusApi):
 async def test_an_object_that_is_gone_before_its_finalizer_is_set_is_forgotten(objects: Objects) -> None:
     client, queue, seen = cast("Client", GoneApi()), Queue(), made(1)
     objects.store.put(seen)
-    reporter = Reporter(client, objects.store, Endings(queue, Contests()), Recorder(client))
+    context = make_writing(client, objects, queue, Recorder(client))
     queue.put("default", Request(seen.key, RequestReason.OBJECT))
     await queue.take("default", 1)
-    reporter.report(Result(Target(seen.key, seen, finalizer=True)))
-    reporter.close()
-    await reporter.run()
+    context.hand_on(Result(Target(seen.key, seen, finalizer=True)))
+    await write_all(context)
     assert objects.store.get(seen.key) is None
 
 
@@ -598,16 +608,17 @@ async def test_a_finalizer_that_does_not_stay_is_reported_and_set_again_with_bac
     api, queue, seen = StrippingApi(), Queue(), made(1)
     client = cast("Client", api)
     objects.store.put(seen)
-    reporter = Reporter(client, objects.store, Endings(queue, Contests()), Recorder(client))
+    context = make_writing(client, objects, queue, Recorder(client))
 
     async def reconcile() -> None:
         while True:
             for request in await queue.take("default", 1):
-                reporter.report(Result(Target(request.key, objects.store.get(request.key), finalizer=True)))
+                context.hand_on(Result(Target(request.key, objects.store.get(request.key), finalizer=True)))
 
     queue.put("default", Request(seen.key, RequestReason.OBJECT))
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(reporter.run)
+        tasks.start_soon(context.reporter.run)
+        tasks.start_soon(context.background.run)
         tasks.start_soon(reconcile)
         await anyio.sleep(60.0)
         tasks.cancel_scope.cancel()
@@ -648,13 +659,14 @@ async def test_a_finalizer_that_the_api_server_refuses_is_reported_on_the_object
     objects.store.put(seen)
     recorder = Recorder(cast("Client", api))
     monkeypatch.setattr(recorder, "record", lambda *_, reason, **__: told.append(reason))
-    reporter = Reporter(cast("Client", api), objects.store, Endings(queue, Contests()), recorder)
+    context = make_writing(cast("Client", api), objects, queue, recorder)
     queue.put("default", Request(seen.key, RequestReason.OBJECT))
     await queue.take("default", 1)
     target = Target(seen.key, seen, finalizer=True if verb == "set" else None)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(reporter.run)
-        reporter.report(Result(target, done_with=verb == "remove"))
+        tasks.start_soon(context.reporter.run)
+        tasks.start_soon(context.background.run)
+        context.hand_on(Result(target, done_with=verb == "remove"))
         await anyio.sleep(1.0)
         tasks.cancel_scope.cancel()
     if status in (429, 503):
