@@ -1,6 +1,7 @@
 """postgres/privileges/acl_catalog and sql/privileges: which privileges of a database are read, and which are not."""
 
-from collections.abc import AsyncIterator, Collection
+from collections import Counter
+from collections.abc import AsyncIterator, Collection, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import pairwise
@@ -696,20 +697,37 @@ async def test_a_database_of_ordinary_size_takes_one_answer_per_query(db: AclDat
 LONG = '"' + '""' * 63 + '"'
 WIDE = ", ".join(f"c{n:04}{'x' * 58}" for n in range(1600))
 
-#: Content larger than `framing.VOLUME` or than one row may be, and the number of objects read in schema m.
+#: Content larger than `framing.VOLUME` or than one answer may list, and the number of objects read in schema m.
 LARGE = {
-    "arguments": (
-        f"""
-        CREATE TYPE m.{LONG} AS ENUM ();
-        DO $do$ BEGIN FOR n IN 1..1300 LOOP
-            EXECUTE format(
-                'CREATE FUNCTION m.f%s(%s) RETURNS int LANGUAGE sql AS $$ SELECT 1 $$', n,
-                '{", ".join([f"m.{LONG}"] * 100)}'
-            );
+    "different ACLs": (
+        """
+        SET allow_system_table_mods = on;
+        DO $do$ BEGIN FOR n IN 1..20000 LOOP
+            EXECUTE format('CREATE FUNCTION m.f%s() RETURNS int LANGUAGE sql AS $$ SELECT 1 $$', n);
         END LOOP; END $do$;
-        GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA m TO {{reader}}
+        UPDATE pg_proc AS p SET proacl = ARRAY[
+            makeaclitem(to_regrole('{reader}')::oid, p.proowner, 'EXECUTE', false),
+            makeaclitem((3000000000 + p.oid::bigint)::oid, p.proowner, 'EXECUTE', false)
+        ] WHERE pronamespace = 'm'::regnamespace
         """,
-        1300,
+        20000,
+    ),
+    "names of columns": (
+        f"""
+        DO $$ BEGIN FOR n IN 1..170 LOOP
+            EXECUTE format('CREATE TABLE m.t%s ({WIDE.replace(",", " bool,")} bool)', n);
+        END LOOP; END $$
+        """,
+        170,
+    ),
+    "default privileges": (
+        """
+        SET allow_system_table_mods = on;
+        INSERT INTO pg_default_acl (oid, defaclrole, defaclnamespace, defaclobjtype, defaclacl)
+        SELECT 3000000000 + n, 3000000000 + n, 0, 'r', '{{reader}=arwdDxt/{owner}}'::aclitem[]
+        FROM generate_series(1, 20000) AS n
+        """,
+        0,
     ),
     "lists of arguments": (
         """
@@ -737,16 +755,33 @@ LARGE = {
         """,
         201,
     ),
+}
+
+#: Content as large, of which objects have most in common, or of which an answer has only a part. As LARGE.
+COMMON = {
+    "arguments": (
+        f"""
+        CREATE TYPE m.{LONG} AS ENUM ();
+        DO $do$ BEGIN FOR n IN 1..1300 LOOP
+            EXECUTE format(
+                'CREATE FUNCTION m.f%s(%s) RETURNS int LANGUAGE sql AS $$ SELECT 1 $$', n,
+                '{", ".join([f"m.{LONG}"] * 100)}'
+            );
+        END LOOP; END $do$;
+        GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA m TO {{reader}}
+        """,
+        1300,
+    ),
     "privileges on columns": (
         f"""
-        DO $$ BEGIN FOR n IN 1..30 LOOP
+        DO $$ BEGIN FOR n IN 1..5 LOOP
             EXECUTE format('CREATE TABLE m.t%s ({WIDE.replace(",", " bool,")} bool)', n);
             EXECUTE format(
                 'GRANT SELECT ({WIDE}), INSERT ({WIDE}), UPDATE ({WIDE}), REFERENCES ({WIDE}) ON m.t%s TO {{reader}}', n
             );
         END LOOP; END $$
         """,
-        30,
+        5,
     ),
     "privileges on the columns of one table": (
         f"""
@@ -755,27 +790,6 @@ LARGE = {
         TO {{reader}}, {{writer}}, {{heir}}, {{delegate}}
         """,
         1,
-    ),
-    "names of columns": (
-        f"""
-        DO $$ BEGIN FOR n IN 1..170 LOOP
-            EXECUTE format('CREATE TABLE m.t%s ({WIDE.replace(",", " bool,")} bool)', n);
-        END LOOP; END $$
-        """,
-        170,
-    ),
-    "different ACLs": (
-        """
-        SET allow_system_table_mods = on;
-        DO $do$ BEGIN FOR n IN 1..20000 LOOP
-            EXECUTE format('CREATE FUNCTION m.f%s() RETURNS int LANGUAGE sql AS $$ SELECT 1 $$', n);
-        END LOOP; END $do$;
-        UPDATE pg_proc AS p SET proacl = ARRAY[
-            makeaclitem(to_regrole('{reader}')::oid, p.proowner, 'EXECUTE', false),
-            makeaclitem((3000000000 + p.oid::bigint)::oid, p.proowner, 'EXECUTE', false)
-        ] WHERE pronamespace = 'm'::regnamespace
-        """,
-        20000,
     ),
     "an ACL with many entries": (
         """
@@ -788,47 +802,56 @@ LARGE = {
         """,
         1,
     ),
-    "default privileges": (
-        """
-        SET allow_system_table_mods = on;
-        INSERT INTO pg_default_acl (oid, defaclrole, defaclnamespace, defaclobjtype, defaclacl)
-        SELECT 3000000000 + n, 3000000000 + n, 0, 'r', '{{reader}=arwdDxt/{owner}}'::aclitem[]
-        FROM generate_series(1, 20000) AS n
-        """,
-        0,
-    ),
 }
 
 
-#: One of each kind of question is enough before a commit.
+#: These are enough before a commit; pages: test_privilege_payloads.py.
 _FEW = ("lists of arguments", "privileges on the columns of one table")
 
 
-@pytest.mark.parametrize("shape", [one if one in _FEW else pytest.param(one, marks=pytest.mark.slow) for one in LARGE])
+def mark_slow(shapes: Iterable[str]) -> list[object]:
+    return [one if one in _FEW else pytest.param(one, marks=pytest.mark.slow) for one in shapes]
+
+
+@pytest.mark.parametrize("shape", mark_slow(LARGE))
 async def test_content_larger_than_one_answer_is_read_in_several(db: AclDatabase, shape: str) -> None:
-    script, objects = LARGE[shape]
-    await db.run("CREATE SCHEMA m; GRANT SELECT ON app.t TO {reader}")
-    await db.run(script)
-    grantees = db.grantees("reader", "writer", "heir", "delegate")
-    observed = await read_database(db.connection, grantees, (), anywhere, lambda _: True)
-    assert held(named(observed.acls, "t"), db.oids["reader"]) == {("", "SELECT")}
-    assert sum(one.object.schema == "m" and one.object.name != "m" for one in observed.acls) == objects
+    observed, repeated = await _read_large(db, *LARGE[shape])
+    assert repeated, "it fits into one answer"
     match shape:
-        case "arguments":
-            assert {len(one.object.arguments) for one in observed.acls if one.object.name == "f7"} == {13_198}
         case "lists of arguments":
-            assert len({one.object.arguments for one in observed.acls if one.object.schema == "m"}) == objects + 1
-        case "privileges on columns":
-            assert len(held(named(observed.acls, "t30", "m"))) == 4 * 1600
-        case "privileges on the columns of one table":
-            assert len(named(observed.acls, "t", "m").entries) == 4 * 4 * 1600
+            assert len({one.object.arguments for one in observed.acls if one.object.schema == "m"}) == 16000 + 1
         case "names of columns":
             assert len(observed.columns[named(observed.acls, "t170", "m").object.id] - SYSTEM_COLUMNS) == 1600
-        case "an ACL with many entries":
-            assert len(named(observed.acls, "f", "m").entries) == 10_000
         case "default privileges":
             assert observed.defaults is not None
             assert len(observed.defaults) == 20_000
+
+
+@pytest.mark.parametrize("shape", mark_slow(COMMON))
+async def test_what_objects_have_in_common_takes_one_answer(db: AclDatabase, shape: str) -> None:
+    observed, repeated = await _read_large(db, *COMMON[shape])
+    assert not repeated
+    match shape:
+        case "arguments":
+            assert {len(one.object.arguments) for one in observed.acls if one.object.name == "f7"} == {13_198}
+        case "privileges on columns":
+            assert len(held(named(observed.acls, "t5", "m"))) == 4 * 1600
+        case "privileges on the columns of one table":
+            assert len(named(observed.acls, "t", "m").entries) == 4 * 4 * 1600
+        case "an ACL with many entries":
+            assert len(named(observed.acls, "f", "m").entries) == 10_000
+
+
+async def _read_large(db: AclDatabase, script: str, objects: int) -> tuple[ObservedDatabase, list[str]]:
+    """What was read, and the questions that took several answers."""
+    await db.run("CREATE SCHEMA m; GRANT SELECT ON app.t TO {reader}")
+    await db.run(script)
+    grantees, asked = db.grantees("reader", "writer", "heir", "delegate"), Counter[str]()
+    with db.connection.query_logger(lambda one: asked.update([one.query])):
+        observed = await read_database(db.connection, grantees, (), anywhere, lambda _: True)
+    assert held(named(observed.acls, "t"), db.oids["reader"]) == {("", "SELECT")}
+    assert sum(one.object.schema == "m" and one.object.name != "m" for one in observed.acls) == objects
+    return observed, [query for query, times in asked.items() if times > 1 and "typeinfo" not in query]
 
 
 async def test_every_entry_of_very_many_grantees_is_read(db: AclDatabase) -> None:

@@ -55,6 +55,13 @@ def test_the_changes_of_one_transaction_are_rendered_within_a_callback() -> None
         assert not render_repairs(pieces[0], 180000, [], [])  # as one message, it would verify too much
 
 
+def test_one_transaction_changes_few_tables_if_these_have_very_many_columns() -> None:
+    columns = tuple(f"c{n}" for n in range(1600))
+    tables = [make(20000 + n) for n in range(100)]
+    repairs = [AclRepair(ObservedAcl(one), (AclChange(one, 30000, "r", ("SELECT",), True, columns),)) for one in tables]
+    assert {len(piece) for piece in split_large([repairs])} == {CHANGES // 1600, 1}
+
+
 def test_a_statement_for_an_administrator_quotes_the_grantors_name() -> None:
     before = ObservedAcl(make(), (AclEntry(30000, 16600, 'a"b', "SELECT"),))
     (revoke,) = changes(before.object, 1, revoke=True)
