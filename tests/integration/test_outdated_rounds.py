@@ -154,6 +154,7 @@ async def test_drift_that_was_not_yet_corrected_when_the_policy_became_report_is
         assert await count(world, "DELETE") == before > 0
         assert result.drift_count == 1
         answers = [one for one in results if one.digest == declared.digest_of(world.database)]
+        assert answers
         assert all(one.reported for one in answers), "the end of the round before is no answer"
         assert [reason for reason, _ in world.news()] == [News.DRIFT_CORRECTED, News.DRIFT_REPORTED]
         assert await world.count_drifts() == 2

@@ -234,6 +234,7 @@ class TestProblems:
         assert all("spec.privileges" in one.message for one in problems.values())
         former = replace(GRANTEE, declared={}, former={name: (one,) for name, one in DECLARED.items()})
         problems = find_problems(replace(former, policy=PrivilegePolicy(databases=())), frozenset(DECLARED))
+        assert problems.keys() == DECLARED.keys()
         assert all("Remove it" not in one.message for one in problems.values())
 
 
