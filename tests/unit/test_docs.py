@@ -38,6 +38,8 @@ PUT_TOGETHER = {
     "does not allow createdb",
     "adoption is denied",
     "no PgRole in namespace",
+    "removes finalizer pgrole.dev/drop",
+    "schema pgrole: permission denied",
 }
 
 PAGES = [*documentation(), ROOT / "CHANGELOG.md"]
@@ -181,21 +183,27 @@ def test_every_reason_has_a_documented_cause_and_remedy(reason: Reason) -> None:
 
 @cache
 def literals() -> str:
-    """Returns every text in the code, one per line, without inserted values."""
+    """Returns every text in the code, one per line, without inserted values, docstrings and comments."""
     found = []
     for file in sorted((ROOT / "pgrole_controller").rglob("*.py")):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree):
             parts = node.values if isinstance(node, ast.JoinedStr) else [node]
             texts = [part.value if isinstance(part, ast.Constant) else "\0" for part in parts]
-            if all(isinstance(text, str) for text in texts):
+            if all(isinstance(text, str) for text in texts) and id(node) not in docstrings:
                 found.append("".join(map(str, texts)))
+    for file in sorted((ROOT / "sql").rglob("*.sql")):
+        code = re.sub(r"--.*", "", file.read_text(encoding="utf-8"))
+        found += [text.replace("''", "'") for text in re.findall(r"'((?:[^']|'')+)'", code)]
     return "\n".join(found)
 
 
 @pytest.mark.parametrize("page", ["docs/pgrole.md", "docs/troubleshooting.md"])
 def test_every_message_with_a_documented_remedy_exists_in_the_code(page: str) -> None:
     said = literals()
-    tables = re.findall(r"^\|[^|]*message contains.*\n\|.*\n((?:\|.*\n)+)", read(page), flags=re.MULTILINE)
+    headings = r"^\| (?:reason|[^|\n]*message)[^|\n]*\|.*\n\|.*\n"
+    tables = re.findall(rf"{headings}((?:\|.*\n)+)", read(page), flags=re.MULTILINE)
     messages = [
         text for table in tables for row in table.splitlines() for text in re.findall("`(.+?)`", row.split("|")[1])
     ]
