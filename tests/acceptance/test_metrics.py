@@ -39,6 +39,7 @@ async def test_a_drift_is_counted_and_its_repair_is_timed(stage: Stage, role: st
                 and figures.sum("pgrole_reconciles_total", server="default", result="done", reason="Reconciled") >= 2
                 and figures.sum("pgrole_notifications_total") >= 2
                 and figures.sum("pgrole_loop_lag_seconds_count") >= 1
+                and figures.sum("pgrole_reconcile_seconds_count") >= 2
                 and unspoken(figures) == []
                 and astir(figures) == []
             ),

@@ -74,12 +74,23 @@ from tests.integration.database_world import (
 from tests.servers import Servers
 
 
+def counted(name: str, **labels: str) -> float:
+    return metrics.REGISTRY.get_sample_value(name, {"server": SERVER} | labels) or 0.0
+
+
 async def test_the_worker_grants_exactly_the_declared_privileges(world: DatabaseWorkerWorld) -> None:
+    before, repairs = (
+        counted("pgrole_privilege_reads_total", scope="full"),
+        counted("pgrole_privilege_repair_seconds_count"),
+    )
     await world.hand.execute(f"GRANT DELETE ON app.items TO {world.role}")
     world.declare(READ)
     async with world.working() as worker:
         result = await world.wait_settled()
         assert worker.mode is DatabaseMode.EVENTS
+        assert worker.memory.largest_acl >= 1
+    assert counted("pgrole_privilege_reads_total", scope="full") > before
+    assert counted("pgrole_privilege_repair_seconds_count") == repairs, "nothing drifted"
     assert result.drift_count == 0
     assert await world.may("SELECT", "app.orders")
     assert await world.may("SELECT", "app.items")
@@ -91,11 +102,19 @@ async def test_the_worker_revokes_a_grant_and_names_its_author(world: DatabaseWo
     async with world.working():
         await world.wait_settled()
         world.news()
+        before, named = (
+            counted("pgrole_privilege_repair_seconds_sum"),
+            counted("pgrole_privilege_reads_total", scope="named"),
+        )
+        repairs, began = counted("pgrole_privilege_repair_seconds_count"), anyio.current_time()
         alice = await asyncpg.connect(world.server.dsn(world.alice, password="a", database=world.database))
         await alice.execute(f"GRANT DELETE ON app.orders TO {world.role}")
         await alice.close()
         await world.wait_may("DELETE", "app.orders", expected=False)
         result = await world.wait(lambda result: result.drift_count == 1)
+        assert counted("pgrole_privilege_repair_seconds_count") == repairs + 1
+        assert 0 < counted("pgrole_privilege_repair_seconds_sum") - before < anyio.current_time() - began
+        assert counted("pgrole_privilege_reads_total", scope="named") > named
     assert result.error is None
     assert result.last_drift is not None
     assert result.last_drift.by.login == world.alice

@@ -284,13 +284,19 @@ class TestDecidingRetain:
             (Deferred(), False),
         ],
     )
-    def test_only_an_error_that_soon_passes_delays_a_release(self, error: PgRoleError, let_go: bool) -> None:
+    def test_only_an_error_that_soon_passes_delays_a_release(
+        self, error: PgRoleError, let_go: bool, caplog: pytest.LogCaptureFixture
+    ) -> None:
         for asked in (self.asked, desired()):
+            caplog.clear()
             attempt = ObjectReconcile(Target(Key("shop", "app"), None, asked), Contests())
             plan = Plan("app", releases=(ClaimKey("app", "uid-1"),))
             attempt.observe(see(), plan, SERVER)
             attempt.end(plan, error)
             assert attempt.conclude().done_with is (let_go and not asked.drop)
+            told = [(one.message, vars(one)["object"], vars(one)["error"]) for one in caplog.records]
+            expected = ("object released before its claim", "shop/app", error.message)
+            assert told == ([expected] if let_go and not asked.drop else [])
 
     def test_claims_of_earlier_objects_are_released_though_the_present_one_is_refused(self) -> None:
         asked = desired()

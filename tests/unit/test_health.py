@@ -28,13 +28,14 @@ from pgrole_controller.controller.health_port import AT_ONCE, CONNECTIONS, NoAns
 from pgrole_controller.controller.leadership import Leadership
 from pgrole_controller.controller.namespaces import Namespaces
 from pgrole_controller.controller.objects import Objects, index_by_owner, index_pgrole
+from pgrole_controller.controller.privileges.databases import DatabaseState
 from pgrole_controller.controller.queue import Queue
 from pgrole_controller.controller.servers import ServerWorkers
 from pgrole_controller.controller.session_keeper import SessionState
 from pgrole_controller.controller.worker import ServerWorker
 from pgrole_controller.controller.worker_memory import OVERDUE_SECONDS, OwnChanges
 from pgrole_controller.core.errors import PgRoleError, Reason, Waiting
-from pgrole_controller.core.server_options import Mode
+from pgrole_controller.core.server_options import DatabaseMode, Mode
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.store import Store
 from pgrole_controller.listening import EVERY_ADDRESS
@@ -331,3 +332,20 @@ async def test_the_interval_delays_when_an_own_change_is_overdue_only_under_poll
     leadership = cast("Leadership", SimpleNamespace(leading=True))
     scraper = Scraper([cast("ServerWorker", worker)], objects, Queue(), leadership)
     assert scraper.scrape().servers[0].unheard == unheard
+
+
+async def test_the_databases_of_a_server_are_counted_with_those_that_were_reached_and_the_largest_acl() -> None:
+    states = [
+        DatabaseState("a", DatabaseMode.POLL, "", 5),
+        DatabaseState("b", None, "", 9),
+        DatabaseState("c", None, ""),
+    ]
+    worker = SimpleNamespace(
+        server=SimpleNamespace(name="default"),
+        keeper=SimpleNamespace(session=None, state=SimpleNamespace(has_session=False)),
+        databases=SimpleNamespace(states=lambda: states),
+    )
+    objects = Objects(Store(index_pgrole), Store(index_by_owner), Namespaces(cast("Client", None), Store()), "c1")
+    leadership = cast("Leadership", SimpleNamespace(leading=True))
+    (figures, _) = Scraper([cast("ServerWorker", worker)], objects, Queue(), leadership).scrape().servers
+    assert (figures.databases, figures.databases_connected, figures.largest_acl) == (3, 1, 9)

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,12 @@ from pgrole_controller.metrics import REGISTRY, Scrape, ServerFigures, forget_se
 from tests.unit.test_docs import anchors, table_row
 
 ROOT = Path(__file__).parents[2]
-SERVER = ServerFigures("main", connected=True, mode="Watch", depth=2, oldest=1.5, objects=3, ready=2, unheard=1)
+SERVER = replace(
+    ServerFigures("main", connected=True, mode="Watch", depth=2, oldest=1.5, objects=3, ready=2, unheard=1),
+    databases=7,
+    databases_connected=6,
+    largest_acl=2000,
+)
 
 #: What Prometheus adds to each series, and what only buckets have.
 ADDED = {"job", "instance", "namespace", "pod", "le"}
@@ -155,6 +161,18 @@ def test_the_runbook_names_only_existing_alerts_and_metrics() -> None:
     assert set(re.findall(r"`(pgrole_\w+)", text)) <= samples().keys() | families().keys()
 
 
+def test_a_test_observes_every_metric_that_is_documented() -> None:
+    """An alert on a metric that nothing counts would never fire."""
+    constants = {one._name: f"metrics.{name}" for name, one in vars(metrics).items() if hasattr(one, "_labelnames")}
+    tiers = [ROOT / "tests" / tier for tier in ("unit", "integration", "acceptance")]
+    tests = "\n".join(file.read_text(encoding="utf-8") for tier in tiers for file in tier.rglob("*.py"))
+    ours = [name for name in families() if name.startswith("pgrole_")]
+    assert ours
+    for name in ours:
+        constant = constants.get(name.removesuffix("_total"), name)
+        assert re.search(rf'"{name}(_count|_sum)?"|\b{constant}\b', tests), name
+
+
 def test_the_dashboard_can_be_imported_anywhere() -> None:
     found = dashboard()
     assert found["id"] is None
@@ -186,6 +204,9 @@ def test_gauges_show_the_state_at_the_time_of_the_scrape() -> None:
     assert found["pgrole_server_connected"] == {("main",): 1}
     assert found["pgrole_server_detection"] == {("Watch", "main"): 1}
     assert found["pgrole_unheard_changes"] == {("main",): 1}
+    assert found["pgrole_databases"] == {("main",): 7}
+    assert found["pgrole_databases_connected"] == {("main",): 6}
+    assert found["pgrole_largest_acl_entries"] == {("main",): 2000}
     assert found["pgrole_contested_objects"] == {(): 5}
     assert found["pgrole_leader"] == {(): 1}
     assert found["pgrole_loop_heartbeat_age_seconds"] == {(): 0.25}

@@ -5,11 +5,12 @@ from typing import Any, cast
 
 from pgrole_controller.controller.objects import Target
 from pgrole_controller.controller.result import Result
-from pgrole_controller.controller.telemetry import DriftCounts
+from pgrole_controller.controller.telemetry import DriftCounts, count_news
 from pgrole_controller.core.privileges.privilege_result import News, PrivilegeNews
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.role_drift import RoleDrift
 from pgrole_controller.kube.stored_object import Stored
+from pgrole_controller.metrics import REGISTRY, forget_server
 
 KEY = Key("shop", "app")
 NOW = datetime.now(UTC)
@@ -52,3 +53,13 @@ def test_drift_that_an_earlier_process_reported_is_not_counted_again() -> None:
 def test_reported_drift_counts_whatever_the_clock_of_its_server_shows() -> None:
     long_ago = NOW - timedelta(days=365)
     assert counts_of(reported(at=long_ago, observed_at=long_ago)) == (0, 1)
+
+
+def test_news_about_privileges_is_counted_by_what_was_done() -> None:
+    reasons = (News.PRIVILEGES_EXTENDED, *[News.DRIFT_CORRECTED] * 2, *[News.DRIFT_REPORTED] * 3)
+    count_news("told", [PrivilegeNews(reason, "") for reason in reasons])
+    assert REGISTRY.get_sample_value("pgrole_privileges_extended_total", {"server": "told"}) == 1
+    for action, count in (("corrected", 2), ("reported", 3)):
+        labels = {"server": "told", "field": "privileges", "action": action}
+        assert REGISTRY.get_sample_value("pgrole_drifts_total", labels) == count
+    forget_server("told")
