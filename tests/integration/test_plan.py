@@ -327,6 +327,30 @@ async def test_privileges_on_objects_of_an_owner_that_is_adopted_as_well_may_be_
         assert "SELECT on table app.orders" in report.objects[0].refusals[0].message
 
 
+async def test_roles_with_privileges_on_what_another_adoptee_owns_are_adopted_in_a_chain(
+    trial: PlanTrial, place: Connection
+) -> None:
+    """In whatever order they are declared; the first one must be adoptable."""
+    links = 5
+    names = [trial.name(f"{number}") for number in range(links)]
+    await trial.home.execute("; ".join(f"CREATE ROLE {name}" for name in names))
+    server: dict[str, Any] = yaml.safe_load(PGSERVER)
+    server["spec"]["allow"]["adopt"] = True
+    specs: list[dict[str, Any]] = []
+    for number, name in enumerate(names):
+        await place.execute(f"CREATE SCHEMA s{number} AUTHORIZATION {name}")
+        held: dict[str, Any] = {"database": trial.prefix}
+        if number:
+            await place.execute(f"GRANT USAGE ON SCHEMA s{number - 1} TO {name}")
+            held["schemas"] = [{"name": f"s{number - 1}", "access": ["Read"]}]
+        specs.append({"name": name, "adopt": True, "privileges": [held]})
+    for order in (specs, specs[::-1], [*specs[2:], *specs[:2]]):
+        report = await trial.plan(*order, text=yaml.safe_dump(server))
+        assert {one.action for one in report.objects} == {PlannedAction.CLAIM}
+    report = await trial.plan(*specs[:0:-1], text=yaml.safe_dump(server))
+    assert {one.action for one in report.objects} == {PlannedAction.REFUSE}
+
+
 async def test_a_refused_object_has_its_reason_and_no_statements_and_stops_no_other(trial: PlanTrial) -> None:
     report = await trial.plan(
         {"name": "postgres", "object": "initial"},

@@ -17,11 +17,11 @@ from pgrole_controller.core.ddl import quote_identifier, quote_literal
 from pgrole_controller.core.errors import Reason, Transient, Waiting
 from pgrole_controller.core.plan import Blocker, ReassignOwned, blocked
 from pgrole_controller.local.postgres import PostgresServer
-from pgrole_controller.postgres import catalog, queries
+from pgrole_controller.postgres import catalog, queries, reassign_in_database
 from pgrole_controller.postgres.capabilities import identify
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.reassign import reassign_owned
-from pgrole_controller.postgres.reassign_in_database import MADE_MEANWHILE, reassign_sql
+from pgrole_controller.postgres.reassign_in_database import MADE_MEANWHILE, RoleEmptying, reassign_sql
 from tests.servers import ContainerServer, Servers
 
 DEADLINE = 60.0
@@ -646,6 +646,33 @@ async def test_an_open_transaction_that_created_something_as_the_role_is_named(t
     await maker.execute("COMMIT")
     await trial.reassign()
     assert await trial.owner(superuser, "t") == trial.new_owner
+    await trial.drop()
+
+
+async def test_a_session_that_creates_more_as_the_role_after_every_attempt_is_named_as_the_cause(
+    trial: ReassignTrial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = await trial.create_database()
+    superuser = await trial.enter(name, "postgres", "GRANT CREATE ON SCHEMA public TO PUBLIC")
+    maker = await trial.become(name, "CREATE TABLE t0 (a int)")
+    attempts = 0
+
+    async def execute(emptying: RoleEmptying, connection: Connection, step: str) -> None:
+        nonlocal attempts
+        await run(emptying, connection, step)
+        if step == "reassign":
+            attempts += 1
+            await maker.execute(f"CREATE TABLE t{attempts} (a int)")
+
+    run = reassign_in_database.execute
+    with monkeypatch.context() as busy:
+        busy.setattr(reassign_in_database, "execute", execute)
+        message = await trial.refused()
+    assert f'in database "{name}": sessions keep making changes as the role: end the sessions that ran SET' in message
+    assert attempts == reassign_in_database.ROUNDS
+    assert await trial.owner(superuser, f"t{attempts - 1}") == trial.new_owner
+    await trial.reassign()
+    assert await trial.owner(superuser, f"t{attempts}") == trial.new_owner
     await trial.drop()
 
 
