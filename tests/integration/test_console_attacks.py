@@ -570,8 +570,8 @@ class TestTokens:
             address = yarl.URL(console.announced[0])
             async with browser.session.get(address, allow_redirects=False) as answer:
                 assert answer.headers["Location"] == "/"
+        assert "request" in caplog.messages
         written = [f"{record.getMessage()} {vars(record)}" for record in caplog.records]
-        assert any(f"{address.path}" in line and "request" in line for line in written)
         assert not any(address.query["token"] in line for line in written)
 
 
