@@ -22,13 +22,16 @@ from tests.acceptance.scraped_metrics import scrape
 from tests.acceptance.servers import PgServers, pgservers
 from tests.acceptance.timed_controller import TimedController, staying_responsive
 from tests.acceptance.world import PATIENCE, Database, Json, Kube, condition, make_kube, open_database, remove, says
-from tests.disk import small_disk
+from tests.disk import Disk, small_disk
 from tests.servers import Servers
 
 pytestmark = pytest.mark.slow
 
 #: A server with few connections, three of them for superusers.
 FEW = {"max_connections": "12", "superuser_reserved_connections": "3", "max_wal_senders": "0"}
+
+#: Limits that leave the controller's role no connection.
+LIMITS = ("all", "ordinary", "role", "database", "closed")
 
 SHORT, OTHER = "short", "other"
 BEGINS = "session with PostgreSQL begins"
@@ -64,9 +67,9 @@ class Two:
     def sessions(self, server: str) -> int:
         return len(re.findall(rf'"{BEGINS}".*"server": "{server}"', self.controller.log))
 
-    async def attempts(self) -> float:
-        """Number of failed attempts to connect to the server with the shortage."""
-        return (await scrape(self.controller)).sum("pgrole_session_failures_total", server=SHORT)
+    async def attempts(self, server: str = SHORT) -> float:
+        """Number of failed attempts to connect to a server."""
+        return (await scrape(self.controller)).sum("pgrole_session_failures_total", server=server)
 
 
 @asynccontextmanager
@@ -94,55 +97,15 @@ async def other_postgres(servers: Servers) -> AsyncIterator[PostgresServer]:
 
 
 class TestDisk:
-    async def test_changes_that_need_space_on_a_full_disk_are_reported_while_the_rest_continues(
+    async def test_what_a_full_disk_prevents_is_reported_while_the_rest_continues_and_repaired_afterwards(
         self, api_server: ApiServer, own_postgres: PostgresServer, other_postgres: PostgresServer, tmp_path: Path
     ) -> None:
         async with (
             small_disk(own_postgres, ".", 128) as disk,
             two(api_server, tmp_path, own_postgres, other_postgres) as both,
         ):
-            await both.declare("small")
-            await both.kube.wait_ready("small")
-            disk.fill()
-            await both.declare("big", comment=LONG)
-            await both.kube.wait_for("big", _names_disk, "reported")
-            await both.drift_elsewhere()
-            async with open_database(own_postgres.dsn()) as database:
-                await both.drift(database, "small")
-            disk.free()
-            await both.kube.wait_ready("big")
-            assert both.sessions(SHORT) == 1
-
-    async def test_full_pages_on_a_full_disk_are_reported_and_everything_is_repaired_afterwards(
-        self, api_server: ApiServer, own_postgres: PostgresServer, other_postgres: PostgresServer, tmp_path: Path
-    ) -> None:
-        async with (
-            small_disk(own_postgres, ".", 128) as disk,
-            two(api_server, tmp_path, own_postgres, other_postgres) as both,
-            open_database(own_postgres.dsn()) as database,
-            open_database(own_postgres.dsn()) as reader,
-        ):
-            names = [f"many_{number}" for number in range(ROLES)]
-            await both.kube.apply_all(
-                {name.replace("_", "-"): {"name": name, "serverRef": {"name": SHORT}} for name in names}
-            )
-            await both.kube.wait_all_ready()
-            # Old row versions free no space while a transaction could still read them.
-            await reader.execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT")
-            await reader.fetchval("SELECT count(*) FROM pg_class")
-            disk.fill()
-            drifted = await _drift_until_full(database, names)
-            assert drifted
-
-            async def is_said() -> bool:
-                return any(_names_disk(obj) for obj in await both.kube.objects())
-
-            assert await reached(is_said, PATIENCE)
-            await both.drift_elsewhere()
-            disk.free()
-            await both.kube.wait_all_ready()
-            await database.wait_value("SELECT count(*) FROM pg_roles WHERE rolcreatedb AND NOT rolsuper", 0)
-            await both.servers.wait_ready(SHORT)
+            await _try_changes_that_need_space(both, disk)
+            await _try_full_pages(both, disk)
 
     async def test_a_full_disk_that_prevents_recording_changes_is_reported_on_server_and_objects(
         self, api_server: ApiServer, own_postgres: PostgresServer, other_postgres: PostgresServer, tmp_path: Path
@@ -201,40 +164,41 @@ class TestDisk:
 
 
 class TestConnections:
-    """Limits: max_connections, connections reserved for superusers, and those of the role and the home database."""
+    """Limits: max_connections, connections reserved for superusers, those of the role and the home database, and a home
+    database without connections.
+    """
 
-    @pytest.mark.parametrize("taken", ["all", "ordinary", "role", "database"])
     async def test_missing_connections_at_the_start_are_reported_with_the_remedy(
-        self, api_server: ApiServer, servers: Servers, other_postgres: PostgresServer, tmp_path: Path, taken: str
+        self, api_server: ApiServer, servers: Servers, other_postgres: PostgresServer, tmp_path: Path
     ) -> None:
-        async with servers.run(FEW) as short:
-            async with open_database(short.dsn()) as database:
-                await database.execute(role_sql(servers.version))
-            async with (
-                taking(short, taken) as held,
-                two(api_server, tmp_path, short, other_postgres, CONTROLLER_ROLE, PASSWORD) as both,
-            ):
-                await both.declare("waiting")
-                await both.servers.wait_for(SHORT, _names_connections, "reported on the server")
-                await both.kube.wait_for("waiting", _names_connections, "reported on its object")
-                await both.drift_elsewhere()
-                await held.aclose()
-                await both.servers.wait_ready(SHORT)
-                await both.kube.wait_ready("waiting")
-                assert 0 < await both.attempts() < ATTEMPTS
-
-    async def test_a_home_database_without_connections_is_reported_and_used_once_it_accepts_them(
-        self, api_server: ApiServer, own_postgres: PostgresServer, other_postgres: PostgresServer, tmp_path: Path
-    ) -> None:
-        async with open_database(own_postgres.dsn(database="template1")) as database:
-            await database.execute("ALTER DATABASE postgres ALLOW_CONNECTIONS false")
-            async with two(api_server, tmp_path, own_postgres, other_postgres) as both:
-                await both.servers.wait_for(
-                    SHORT, lambda obj: says(obj, "ServerNotReady", "not currently accepting connections"), "reported"
-                )
-                await both.drift_elsewhere()
-                await database.execute("ALTER DATABASE postgres ALLOW_CONNECTIONS true")
-                await both.servers.wait_ready(SHORT)
+        """Each limit is that of a server of its own."""
+        async with AsyncExitStack() as stack:
+            short = {what: await stack.enter_async_context(servers.run(FEW)) for what in LIMITS}
+            held: dict[str, AsyncExitStack] = {}
+            for what, server in short.items():
+                async with open_database(server.dsn()) as database:
+                    await database.execute(role_sql(servers.version))
+                held[what] = await stack.enter_async_context(taking(server, what))
+            both = await stack.enter_async_context(
+                two(api_server, tmp_path, short["all"], other_postgres, CONTROLLER_ROLE, PASSWORD)
+            )
+            declared = {SHORT if what == "all" else what: what for what in LIMITS}
+            for name, what in declared.items():
+                if name != SHORT:
+                    await both.servers.apply(name, short[what])
+                    await both.servers.apply_credentials(name, CONTROLLER_ROLE, PASSWORD)
+                await both.kube.apply(name, name="waiting", serverRef={"name": name})
+            for name, what in declared.items():
+                lacks = _is_closed if what == "closed" else _names_connections
+                await both.servers.wait_for(name, lacks, "reported on the server")
+                await both.kube.wait_for(name, lacks, "reported on its object")
+            await both.drift_elsewhere()
+            for one in held.values():
+                await one.aclose()
+            for name in declared:
+                await both.servers.wait_ready(name)
+                await both.kube.wait_ready(name)
+                assert 0 < await both.attempts(name) < ATTEMPTS, name
 
     async def test_a_session_continues_when_no_further_connection_is_available(
         self, api_server: ApiServer, servers: Servers, other_postgres: PostgresServer, tmp_path: Path
@@ -265,6 +229,43 @@ class TestConnections:
             assert both.sessions(SHORT) == 1
 
 
+async def _try_changes_that_need_space(both: Two, disk: Disk) -> None:
+    await both.declare("small")
+    await both.kube.wait_ready("small")
+    disk.fill()
+    await both.declare("big", comment=LONG)
+    await both.kube.wait_for("big", _names_disk, "reported")
+    await both.drift_elsewhere()
+    async with open_database(both.short.dsn()) as database:
+        await both.drift(database, "small")
+    disk.free()
+    await both.kube.wait_ready("big")
+    assert both.sessions(SHORT) == 1
+
+
+async def _try_full_pages(both: Two, disk: Disk) -> None:
+    names = [f"many_{number}" for number in range(ROLES)]
+    await both.kube.apply_all({name.replace("_", "-"): {"name": name, "serverRef": {"name": SHORT}} for name in names})
+    await both.kube.wait_all_ready()
+    async with open_database(both.short.dsn()) as database, open_database(both.short.dsn()) as reader:
+        # Old row versions free no space while a transaction could still read them.
+        await reader.execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT")
+        await reader.fetchval("SELECT count(*) FROM pg_class")
+        disk.fill()
+        drifted = await _drift_until_full(database, names)
+        assert drifted
+
+        async def is_said() -> bool:
+            return any(_names_disk(obj) for obj in await both.kube.objects())
+
+        assert await reached(is_said, PATIENCE)
+        await both.drift_elsewhere()
+        disk.free()
+        await both.kube.wait_all_ready()
+        await database.wait_value("SELECT count(*) FROM pg_roles WHERE rolcreatedb AND NOT rolsuper", 0)
+        await both.servers.wait_ready(SHORT)
+
+
 @asynccontextmanager
 async def taking(server: PostgresServer, what: str) -> AsyncIterator[AsyncExitStack]:
     """Leaves the controller's role no connection until the stack is closed."""
@@ -274,11 +275,18 @@ async def taking(server: PostgresServer, what: str) -> AsyncIterator[AsyncExitSt
             with pytest.raises(asyncpg.TooManyConnectionsError):
                 await _take_each(held, who)
         else:
-            subject = f"ROLE {CONTROLLER_ROLE}" if what == "role" else "DATABASE postgres"
-            database = await held.enter_async_context(open_database(server.dsn()))
-            await database.execute(f"ALTER {subject} CONNECTION LIMIT 0")
-            held.push_async_callback(database.execute, f"ALTER {subject} CONNECTION LIMIT -1")
+            database = await held.enter_async_context(open_database(server.dsn(database="template1")))
+            subject, none, any_number = _STATEMENTS[what]
+            await database.execute(f"ALTER {subject} {none}")
+            held.push_async_callback(database.execute, f"ALTER {subject} {any_number}")
         yield held
+
+
+_STATEMENTS = {
+    "role": (f"ROLE {CONTROLLER_ROLE}", "CONNECTION LIMIT 0", "CONNECTION LIMIT -1"),
+    "database": ("DATABASE postgres", "CONNECTION LIMIT 0", "CONNECTION LIMIT -1"),
+    "closed": ("DATABASE postgres", "ALLOW_CONNECTIONS false", "ALLOW_CONNECTIONS true"),
+}
 
 
 async def _take_each(held: AsyncExitStack, dsn: str) -> NoReturn:
@@ -288,6 +296,10 @@ async def _take_each(held: AsyncExitStack, dsn: str) -> NoReturn:
 
 def _names_connections(obj: Json) -> bool:
     return says(obj, "ServerNotReady", "no connection left", "raise max_connections")
+
+
+def _is_closed(obj: Json) -> bool:
+    return says(obj, "ServerNotReady", "not currently accepting connections")
 
 
 def _lacks_connections(obj: Json) -> bool:
