@@ -15,7 +15,7 @@ from tests.servers import Servers
 
 pytestmark = pytest.mark.slow
 
-MANY = 100
+MANY = 30
 
 
 @pytest.fixture
