@@ -1,5 +1,7 @@
 """PostgreSQL and the API server stop, crash, freeze and lose connections: nothing is lost, and status reports it."""
 
+import re
+
 import anyio
 import asyncpg
 import pytest
@@ -7,8 +9,29 @@ import pytest
 from pgrole_controller.controller.status_writer import WRITE_SECONDS, WRITERS
 from pgrole_controller.local.binaries import Binaries
 from pgrole_controller.local.manifests import apply_crds
+from pgrole_controller.local.process import reached
+from tests.acceptance.scraped_metrics import scrape
 from tests.acceptance.service_account import serving
-from tests.acceptance.world import Stage, condition, is_ready, make_kube, running, says
+from tests.acceptance.shell import blocks, make_shell
+from tests.acceptance.world import (
+    PATIENCE,
+    Controller,
+    Database,
+    Kube,
+    Stage,
+    condition,
+    is_ready,
+    make_kube,
+    running,
+    says,
+)
+
+#: Number of attempts on a server that refuses connections, at 200 ms each: PATIENCE allows five times as many.
+ATTEMPTS = 40
+#: Maximum number of log lines about them and the beginning of the outage.
+TOLD = 5
+
+NO_SESSION = re.compile(r"^.*WARN\S*.*(?:no session with PostgreSQL|session with PostgreSQL ended).*$", re.MULTILINE)
 
 OUTAGES = ["stopped", pytest.param("crashed", marks=pytest.mark.slow)]
 
@@ -18,7 +41,7 @@ async def test_changes_during_a_postgresql_outage_are_applied_afterwards_and_con
     stage: Stage, outage: str
 ) -> None:
     kube, server = stage.kube, stage.postgres
-    async with running(stage.controller()):
+    async with running(stage.controller()) as controller:
         await kube.apply_all({name: {} for name in ("stays", "altered", "goes", "is-dropped", "drifts")})
         await kube.apply("is-dropped", deletionPolicy="Drop")
         await kube.wait_all_ready()
@@ -35,6 +58,8 @@ async def test_changes_during_a_postgresql_outage_are_applied_afterwards_and_con
             obj = await kube.wait_reason(name, "ServerNotReady")
             assert condition(obj, "Ready")["status"] == "False"
             assert condition(obj, "Reconciling")["status"] == "True"
+        if outage == "crashed":
+            await check_retried_often_and_reported_once(kube, controller)
         await server.start()
         await kube.wait_gone("is-dropped")
         await kube.wait_all_ready()
@@ -48,6 +73,22 @@ async def test_changes_during_a_postgresql_outage_are_applied_afterwards_and_con
             await database.wait_value(claim, True)
             await database.execute("ALTER ROLE stays CREATEROLE")
             await database.wait_role("stays", lambda row: not row["rolcreaterole"], "NOCREATEROLE")
+
+
+async def check_retried_often_and_reported_once(kube: Kube, controller: Controller) -> None:
+    before, said = await count_failed_attempts(controller), await kube.wait_reason("stays", "ServerNotReady")
+
+    async def is_tried() -> bool:
+        return await count_failed_attempts(controller) >= before + ATTEMPTS
+
+    assert await reached(is_tried, PATIENCE, every=0.2)
+    assert await kube.get("stays") == said  # written once, whatever the number of attempts
+    told = NO_SESSION.findall(controller.log)
+    assert 1 <= len(told) <= TOLD, told
+
+
+async def count_failed_attempts(controller: Controller) -> float:
+    return (await scrape(controller)).sum("pgrole_session_failures_total")
 
 
 @pytest.mark.slow
@@ -87,28 +128,27 @@ async def test_the_controller_waits_for_a_server_that_is_down_at_the_start(stage
     assert "Traceback" not in controller.log
 
 
-@pytest.mark.parametrize(
-    "purpose", ["work", *(pytest.param(one, marks=pytest.mark.slow) for one in ("listen", "watch"))]
-)
-async def test_a_drift_at_the_moment_a_connection_is_terminated_is_repaired(stage: Stage, purpose: str) -> None:
+async def test_a_drift_at_the_moment_a_connection_is_terminated_is_repaired(stage: Stage) -> None:
+    purposes = ("work", "listen", "watch")
     async with running(stage.controller()) as controller, stage.database() as database:
-        await stage.kube.apply("hit")
-        await stage.kube.wait_ready("hit")
-        for _ in range(3):
-            ended = controller.log.count("session with PostgreSQL ended")
-            hit = await database.fetchval(
-                "WITH drift AS (SELECT pid FROM pg_stat_activity WHERE application_name = $1) "
-                "SELECT count(pg_terminate_backend(pid)) FROM drift",
-                f"pgrole-controller {purpose}",
+        await stage.kube.apply_all({purpose: {} for purpose in purposes})
+        await stage.kube.wait_all_ready()
+        for purpose in purposes:
+            for _ in range(3):
+                ended = controller.log.count("session with PostgreSQL ended")
+                hit = await database.fetchval(
+                    "WITH drift AS (SELECT pid FROM pg_stat_activity WHERE application_name = $1) "
+                    "SELECT count(pg_terminate_backend(pid)) FROM drift",
+                    f"pgrole-controller {purpose}",
+                )
+                await database.execute(f"ALTER ROLE {purpose} CREATEROLE")
+                assert hit == 1, purpose
+                await database.wait_role(purpose, lambda row: not row["rolcreaterole"], "NOCREATEROLE")
+                await controller.wait_count("session with PostgreSQL ended", ended + 1)
+                await controller.wait_count("session with PostgreSQL begins", ended + 2)
+            await stage.kube.wait_for(
+                purpose, lambda obj: obj["status"].get("driftCount") == 3 and is_ready(obj), "Ready after three drifts"
             )
-            await database.execute("ALTER ROLE hit CREATEROLE")
-            assert hit == 1
-            await database.wait_role("hit", lambda row: not row["rolcreaterole"], "NOCREATEROLE")
-            await controller.wait_count("session with PostgreSQL ended", ended + 1)
-            await controller.wait_count("session with PostgreSQL begins", ended + 2)
-        await stage.kube.wait_for(
-            "hit", lambda obj: obj["status"].get("driftCount") == 3 and is_ready(obj), "Ready after three drifts"
-        )
 
 
 @pytest.mark.slow
@@ -129,7 +169,7 @@ async def test_drift_is_noticed_and_repaired_while_the_server_waits_for_a_synchr
 
 
 @pytest.mark.slow
-async def test_drift_is_repaired_during_an_api_server_outage_and_object_changes_are_applied_after_it(
+async def test_drift_is_repaired_while_the_api_server_hangs_or_is_away_and_object_changes_are_applied_afterwards(
     stage: Stage, binaries: Binaries
 ) -> None:
     async with serving(binaries) as server:
@@ -137,90 +177,82 @@ async def test_drift_is_repaired_during_an_api_server_outage_and_object_changes_
         kube = await make_kube(server)
         own = Stage(kube, stage.postgres, stage.folder)
         async with running(own.controller()) as controller, own.database() as database:
-            await kube.apply_all({"drifts": {}, "altered": {}, "goes": {"deletionPolicy": "Drop"}, "twice": {}})
-            before = {obj["metadata"]["name"]: obj["metadata"]["uid"] for obj in await kube.wait_all_ready()}
-            await server.kill()
-            await database.execute("ALTER ROLE drifts SUPERUSER")
-            await database.wait_role("drifts", lambda row: not row["rolsuper"], "NOSUPERUSER")
-            await database.execute("DROP ROLE altered")
-            await database.wait_role("altered", bool, "recreated")
-            await server.start()
-            await kube.apply("altered", login=True)
-            await kube.apply("created")
-            await kube.delete("goes")
-            await kube.delete("twice")
-            await kube.apply("twice", login=True)
-            await kube.wait_gone("goes")
-            objects = {obj["metadata"]["name"]: obj for obj in await kube.wait_all_ready()}
-            assert set(objects) == {"drifts", "altered", "created", "twice"}
-            for name in ("drifts", "altered"):
-                await kube.wait_for(name, lambda obj: obj["status"].get("driftCount") == 1, "one drift counted")
-            assert objects["twice"]["metadata"]["uid"] != before["twice"]
-            for name in ("altered", "twice"):
-                await database.wait_role(name, lambda row: row["rolcanlogin"], "LOGIN")
-            assert await database.role("goes") is None
-            claim = await database.claim("twice")
-            assert claim is not None
-            assert claim["object_uid"] == objects["twice"]["metadata"]["uid"]
-            assert "object=" in controller.log
-
-
-@pytest.mark.slow
-async def test_repeated_drift_is_repaired_while_the_api_server_hangs(stage: Stage, binaries: Binaries) -> None:
-    """Reporting the first drift does not delay the second repair until the request times out."""
-    async with serving(binaries) as server:
-        await apply_crds(server)
-        kube = await make_kube(server)
-        own = Stage(kube, stage.postgres, stage.folder)
-        async with running(own.controller()), own.database() as database:
             await kube.apply_all({f"app-{number}": {} for number in range(WRITERS + 1)})
             names = [obj["metadata"]["name"] for obj in await kube.wait_all_ready()]
-            server.pause()
-            try:
-                began = anyio.current_time()
-                for _ in range(3):
-                    for name in names:
-                        await database.execute(f'ALTER ROLE "{name}" CREATEROLE')
-                    for name in names:
-                        await database.wait_role(name, lambda row: not row["rolcreaterole"], "NOCREATEROLE")
-                assert anyio.current_time() - began < 2 * WRITE_SECONDS
-            finally:
-                server.resume()
-            for name in names:
-                await kube.wait_for(
-                    name, lambda obj: obj["status"].get("driftCount") == 3 and is_ready(obj), "Ready after three drifts"
-                )
+            await drift_repeatedly_while_it_hangs(kube, database, names)
+            await delete_before_it_hangs(kube, database, names[:5])
+            await change_objects_while_it_is_away(kube, database, controller)
 
 
-@pytest.mark.slow
-async def test_a_deletion_in_the_namespace_delays_no_repair_while_the_api_server_hangs(
-    stage: Stage, binaries: Binaries
-) -> None:
+async def drift_repeatedly_while_it_hangs(kube: Kube, database: Database, names: list[str]) -> None:
+    """Reporting the first drift does not delay the second repair until the request times out."""
+    kube.server.pause()
+    try:
+        began = anyio.current_time()
+        for _ in range(3):
+            await drift_each(database, names)
+        assert anyio.current_time() - began < 2 * WRITE_SECONDS
+    finally:
+        kube.server.resume()
+    for name in names:
+        await kube.wait_for(
+            name, lambda obj: obj["status"].get("driftCount") == 3 and is_ready(obj), "Ready after three drifts"
+        )
+
+
+async def delete_before_it_hangs(kube: Kube, database: Database, names: list[str]) -> None:
     """The controller verifies concurrently, and only for new objects, that the namespace is still the same."""
-    async with serving(binaries) as server:
-        await apply_crds(server)
-        kube = await make_kube(server)
-        own = Stage(kube, stage.postgres, stage.folder)
-        async with running(own.controller()), own.database() as database:
-            names = [f"app-{number}" for number in range(5)]
-            await kube.apply_all({name: {} for name in (*names, "goes")})
-            await kube.wait_all_ready()
-            await kube.delete("goes")
-            claim = "SELECT released_at IS NOT NULL FROM pgrole.claim WHERE role_name = 'goes'"
-            await database.wait_value(claim, True)
-            server.pause()
-            try:
-                began = anyio.current_time()
-                for name in names:
-                    await database.execute(f'ALTER ROLE "{name}" CREATEROLE')
-                for name in names:
-                    await database.wait_role(name, lambda row: not row["rolcreaterole"], "NOCREATEROLE")
-                assert anyio.current_time() - began < WRITE_SECONDS
-            finally:
-                server.resume()
-            await kube.apply("new")
-            for name in (*names, "new"):
-                await kube.wait_ready(name)
+    await kube.apply("is-deleted")
+    await kube.wait_ready("is-deleted")
+    await kube.delete("is-deleted")
+    claim = "SELECT released_at IS NOT NULL FROM pgrole.claim WHERE role_name = 'is-deleted'"
+    await database.wait_value(claim, True)
+    kube.server.pause()
+    try:
+        began = anyio.current_time()
+        await drift_each(database, names)
+        assert anyio.current_time() - began < WRITE_SECONDS
+    finally:
+        kube.server.resume()
+    await kube.apply("new")
+    for name in (*names, "new"):
+        await kube.wait_ready(name)
+
+
+async def drift_each(database: Database, names: list[str]) -> None:
+    for name in names:
+        await database.execute(f'ALTER ROLE "{name}" CREATEROLE')
+    for name in names:
+        await database.wait_role(name, lambda row: not row["rolcreaterole"], "NOCREATEROLE")
+
+
+async def change_objects_while_it_is_away(kube: Kube, database: Database, controller: Controller) -> None:
+    await kube.apply_all({"drifts": {}, "altered": {}, "goes": {"deletionPolicy": "Drop"}, "twice": {}})
+    before = {obj["metadata"]["name"]: obj["metadata"]["uid"] for obj in await kube.wait_all_ready()}
+    await kube.server.kill()
+    await database.execute("ALTER ROLE drifts SUPERUSER")
+    await database.wait_role("drifts", lambda row: not row["rolsuper"], "NOSUPERUSER")
+    await database.execute("DROP ROLE altered")
+    await database.wait_role("altered", bool, "recreated")
+    await controller.wait_log("watch failed, trying again")
+    await kube.server.start()
+    await kube.apply("altered", login=True)
+    await kube.apply("created")
+    await kube.delete("goes")
+    await kube.delete("twice")
+    await kube.apply("twice", login=True)
+    await kube.wait_gone("goes")
+    objects = {obj["metadata"]["name"]: obj for obj in await kube.wait_all_ready()}
+    assert set(objects) == before.keys() - {"goes"} | {"created"}
+    for name in ("drifts", "altered"):
+        await kube.wait_for(name, lambda obj: obj["status"].get("driftCount") == 1, "one drift counted")
+    assert objects["twice"]["metadata"]["uid"] != before["twice"]
+    for name in ("altered", "twice"):
+        await database.wait_role(name, lambda row: row["rolcanlogin"], "LOGIN")
+    assert await database.role("goes") is None
+    claim = await database.claim("twice")
+    assert claim is not None
+    assert claim["object_uid"] == objects["twice"]["metadata"]["uid"]
 
 
 async def test_wrong_credentials_are_reported_on_the_object_and_never_shown(stage: Stage) -> None:
@@ -255,6 +287,29 @@ async def test_a_missing_home_database_is_reported_and_used_once_created(stage: 
         assert await controller.stop() == 0
     for text in (controller.log, str(obj)):
         assert stage.postgres.password not in text
+
+
+@pytest.mark.slow
+async def test_a_lock_on_the_schema_is_reported_and_the_documented_query_names_its_holder(stage: Stage) -> None:
+    [query] = blocks("troubleshooting.md", "A lock on schema pgrole")
+    shell = await make_shell(stage.kube.server, stage.postgres, stage.folder / "shell")
+    async with running(stage.controller()), stage.database() as holder, stage.database() as database:
+        await stage.kube.apply("app", login=True)
+        await stage.kube.wait_ready("app")
+        await holder.execute("BEGIN; LOCK TABLE pgrole.role_state")
+        await database.execute("ALTER ROLE app CREATEDB")
+        obj = await stage.kube.wait_reason("app", "ServerNotReady")
+        assert "a lock was not available in time" in condition(obj, "Ready")["message"]
+        said = await shell.run(query)
+        assert re.search(
+            rf"^ *{await holder.fetchval('SELECT pg_backend_pid()')} \| pgrole\.role_state \| AccessExclusiveLock",
+            said,
+            re.MULTILINE,
+        )
+        assert "(1 row)" in said
+        await holder.execute("ROLLBACK")
+        await database.wait_role("app", lambda row: not row["rolcreatedb"], "NOCREATEDB")
+        await stage.kube.wait_ready("app")
 
 
 async def test_schema_pgrole_dropped_while_running_is_restored_with_every_claim(stage: Stage) -> None:
@@ -315,13 +370,17 @@ async def test_a_schema_pgrole_created_by_an_ordinary_role_is_refused_and_never_
     async with stage.database() as database:
         await database.execute(
             "CREATE ROLE mallory LOGIN PASSWORD 'm'; GRANT CREATE ON DATABASE postgres TO mallory;"
-            "CREATE TABLE public.trace (who text); GRANT INSERT ON public.trace TO PUBLIC"
+            "CREATE SEQUENCE public.trace; GRANT USAGE ON SEQUENCE public.trace TO PUBLIC"
         )
         mallory = await asyncpg.connect(stage.postgres.dsn("mallory", password="m"))
         try:
             await mallory.execute(_TRAP)
+            with pytest.raises(asyncpg.InsufficientPrivilegeError):  # a trace stays although the call fails
+                await mallory.execute("SELECT pgrole.observe()")
         finally:
             await mallory.close()
+        assert await database.fetchval(_TRACED)
+        await database.execute("ALTER SEQUENCE public.trace RESTART")
         controller = stage.controller()
         await controller.start()
         try:
@@ -329,24 +388,25 @@ async def test_a_schema_pgrole_created_by_an_ordinary_role_is_refused_and_never_
             await stage.kube.wait_for(
                 "victim", lambda obj: says(obj, "ServerNotReady", "schema pgrole", "mallory"), "reported"
             )
-            assert await database.fetchval("SELECT count(*) FROM public.trace") == 0
+            assert not await database.fetchval(_TRACED)
             assert await database.role("victim") is None
             assert not await database.fetchval("SELECT rolsuper FROM pg_roles WHERE rolname = 'mallory'")
             await database.drop_schema()
             await stage.kube.wait_ready("victim")
-            assert await database.fetchval("SELECT count(*) FROM public.trace") == 0
+            assert not await database.fetchval(_TRACED)
         finally:
             assert await controller.stop() == 0
         assert "Traceback" not in controller.log
 
 
+_TRACED = "SELECT is_called FROM public.trace"
 _TRAP = """
 CREATE SCHEMA pgrole;
 CREATE TABLE pgrole.installation (singleton boolean PRIMARY KEY, version integer NOT NULL, parts integer NOT NULL);
 INSERT INTO pgrole.installation VALUES (true, 1, 7);
 CREATE FUNCTION pgrole.leave_trace() RETURNS text LANGUAGE plpgsql AS $$
 BEGIN
-    INSERT INTO public.trace VALUES (current_user);
+    PERFORM nextval('public.trace');  -- not undone with the transaction
     EXECUTE 'ALTER ROLE mallory SUPERUSER';
     RETURN '';
 END $$;
