@@ -65,17 +65,25 @@ _FOR_ROLES = _HELD.format("a.grantee <> 0")
 _FOR_PUBLIC = _HELD.format("a.grantee = 0")
 
 
+#: Object, column and privilege.
+Held = tuple[str, str, str]
+
+
 @dataclass(frozen=True, slots=True)
 class PrivilegeRow:
-    """One role: its declaration, and its drifts, with the words that report each."""
+    """One role: its declaration, what it holds then (object, column, privilege), and its drifts, with the words that
+    report each. `by_pattern`: its objects are declared by pattern.
+    """
 
     name: str
     declared: Json
+    held: frozenset[Held] = frozenset()
     objects: tuple[tuple[ObjectKind, str], ...] = ()
     drifts: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
     since: int = 0
     has_events: bool = True
+    by_pattern: bool = False
 
 
 @dataclass(slots=True)
@@ -134,10 +142,12 @@ def of_names(number: int, kind: ObjectKind, privilege: str, *, by_pattern: bool)
     return PrivilegeRow(
         name,
         {"objects": [item]},
+        frozenset((f"app.{one}", "", privilege) for one in (first, second)),
         tuple((kind, one) for one in (first, second, third)),
         tuple(drifts.statements),
         tuple(drifts.words),
         since=17 if privilege == "MAINTAIN" else 0,
+        by_pattern=by_pattern,
     )
 
 
@@ -159,7 +169,8 @@ def of_columns(number: int, privilege: str) -> PrivilegeRow:
     }
     objects = ((ObjectKind.TABLE, table), (ObjectKind.TABLE, other))
     name = f"column_{privilege.lower()}"
-    return PrivilegeRow(name, {"objects": [item]}, objects, tuple(drifts.statements), tuple(drifts.words))
+    held = frozenset((f"app.{one}", "id", privilege) for one in (table, other))
+    return PrivilegeRow(name, {"objects": [item]}, held, objects, tuple(drifts.statements), tuple(drifts.words))
 
 
 def of_access(number: int, access: Access, kind: ObjectKind, privilege: str) -> PrivilegeRow:
@@ -177,7 +188,12 @@ def of_access(number: int, access: Access, kind: ObjectKind, privilege: str) -> 
     if extra is not None:
         drifts.grant(extra, on[0], f"{extra} on {on[1]}")
     schemas = [{"name": declared, "access": [access.value], "except": ["other_*"]}]
-    return PrivilegeRow(name, {"schemas": schemas}, objects, tuple(drifts.statements), tuple(drifts.words))
+    held = _of_schema(schema, access) | {(one, "", given) for of, one in objects for given in ACCESS[access][of]}
+    return PrivilegeRow(name, {"schemas": schemas}, held, objects, tuple(drifts.statements), tuple(drifts.words))
+
+
+def _of_schema(schema: str, access: Access) -> frozenset[Held]:
+    return frozenset((schema, "", privilege) for privilege in ACCESS[access][ObjectKind.SCHEMA])
 
 
 def of_schema_option(number: int, access: Access) -> PrivilegeRow:
@@ -187,7 +203,8 @@ def of_schema_option(number: int, access: Access) -> PrivilegeRow:
     drifts.add_option(privilege, f"SCHEMA s{number}", f"{privilege} on schema s{number}")
     schemas = [{"name": f"s{number}", "access": [access.value]}]
     name = f"option_schema_{access.value.lower()}"
-    return PrivilegeRow(name, {"schemas": schemas}, (), tuple(drifts.statements), tuple(drifts.words))
+    held = _of_schema(f"s{number}", access)
+    return PrivilegeRow(name, {"schemas": schemas}, held, (), tuple(drifts.statements), tuple(drifts.words))
 
 
 def of_database_option(privilege: str) -> PrivilegeRow:
@@ -195,7 +212,8 @@ def of_database_option(privilege: str) -> PrivilegeRow:
     drifts = _Drifts()
     drifts.add_option(privilege, "DATABASE $database", f"{privilege} on database $database")
     name, declared = f"option_database_{privilege.lower()}", {"onDatabase": [privilege]}
-    return PrivilegeRow(name, declared, (), tuple(drifts.statements), tuple(drifts.words), has_events=False)
+    held = frozenset({("database", "", privilege)})
+    return PrivilegeRow(name, declared, held, (), tuple(drifts.statements), tuple(drifts.words), has_events=False)
 
 
 def of_database(privilege: str) -> PrivilegeRow:
@@ -204,10 +222,13 @@ def of_database(privilege: str) -> PrivilegeRow:
     extra = _other(ObjectKind.DATABASE, privilege)
     drifts.revoke(privilege, "DATABASE $database", f"{privilege} on database $database")
     drifts.grant(str(extra), "DATABASE $database", f"{extra} on database $database")
-    name = f"database_{privilege.lower()}"
-    return PrivilegeRow(
-        name, {"onDatabase": [privilege]}, (), tuple(drifts.statements), tuple(drifts.words), has_events=False
-    )
+    name, declared = f"database_{privilege.lower()}", {"onDatabase": [privilege]}
+    held = frozenset({("database", "", privilege)})
+    return PrivilegeRow(name, declared, held, (), tuple(drifts.statements), tuple(drifts.words), has_events=False)
+
+
+#: Kinds in pg_default_acl.
+_DEFAULTS = (("r", ObjectKind.TABLE), ("S", ObjectKind.SEQUENCE), ("f", ObjectKind.ROUTINE))
 
 
 def of_defaults(kind: str, privilege: str, extra: str) -> PrivilegeRow:
@@ -218,8 +239,15 @@ def of_defaults(kind: str, privilege: str, extra: str) -> PrivilegeRow:
     drifts = [f"{change} REVOKE {privilege} ON {kind} FROM $"]
     drifts += [f"{change} GRANT {extra} ON {kind} TO $"] if extra else []
     drifts.append(f"{change}_option GRANT {privilege} ON {kind} TO $ WITH GRANT OPTION")
-    schemas = [{"name": name, "access": [access]} for name in (schema, f"{schema}_option")]
-    return PrivilegeRow(schema, {"schemas": schemas, "createdBy": ["$owner"]}, (), tuple(drifts), has_events=False)
+    names = (schema, f"{schema}_option")
+    declared = {"schemas": [{"name": name, "access": [access]} for name in names], "createdBy": ["$owner"]}
+    held = frozenset(
+        (of, "", privilege)
+        for name in names
+        for of, kind in ((name, ObjectKind.SCHEMA), *((f"{one} in {name}", kind) for one, kind in _DEFAULTS))
+        for privilege in ACCESS[Access(access)].get(kind, ())
+    )
+    return PrivilegeRow(schema, declared, held, (), tuple(drifts), has_events=False)
 
 
 def make_rows() -> Iterator[PrivilegeRow]:
@@ -313,7 +341,15 @@ async def _make_objects(place: TablePlace) -> None:
     await hand.execute("RESET ROLE")
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="session", params=["Events", "Poll"])
+MODES = ("Events", "Poll")
+
+
+def is_in(mode: str, row: PrivilegeRow) -> bool:
+    """Tells whether a row is tried in this mode: which objects a pattern selects does not depend on it."""
+    return mode == "Events" or not row.by_pattern
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session", params=MODES)
 async def place(
     request: pytest.FixtureRequest,
     api_server: ApiServer,
@@ -325,7 +361,7 @@ async def place(
         home = await asyncpg.connect(postgres.dsn())
         await home.execute(f"CREATE DATABASE {name}")
         hand = await asyncpg.connect(postgres.dsn(database=name))
-        rows = tuple(row for row in ROWS if row.since <= servers.version)
+        rows = tuple(row for row in ROWS if row.since <= servers.version and is_in(request.param, row))
         made = TablePlace(kube, request.param, name, hand, servers.version, rows, {}, {}, {})
         folder = tmp_path_factory.mktemp("privilege-table")
         environment = {"PGROLE_DATABASES_DETECTION": request.param, "PGROLE_POLL_INTERVAL": "0.2s"}
@@ -375,13 +411,17 @@ def test_the_rows_cover_every_declarable_privilege() -> None:
     assert len({row.name for row in ROWS}) == len(ROWS)
 
 
-def _parameter(row: PrivilegeRow) -> Any:
-    return pytest.param(row, id=row.name, marks=[pytest.mark.since(row.since, row.name)] if row.since else [])
+def _parameter(mode: str, row: PrivilegeRow) -> Any:
+    marks = [pytest.mark.since(row.since, row.name)] if row.since else []
+    return pytest.param(mode, row, id=f"{mode}-{row.name}", marks=marks)
 
 
-@pytest.mark.parametrize("row", [_parameter(row) for row in ROWS])
+PARAMETERS = [_parameter(mode, row) for mode in MODES for row in ROWS if is_in(mode, row)]
+
+
+@pytest.mark.parametrize(("place", "row"), PARAMETERS, indirect=["place"], scope="module")
 async def test_every_drift_is_repaired_and_reported(place: TablePlace, row: PrivilegeRow) -> None:
-    assert place.before[row.name], "nothing was granted"
+    assert place.before[row.name] == {(*one, False) for one in row.held}, "what was granted at first"
     assert place.after[row.name] == place.before[row.name]
     status = place.objects[_object_name(row.name)]["status"]
     assert is_ready(place.objects[_object_name(row.name)]), status
