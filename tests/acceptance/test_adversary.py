@@ -163,7 +163,7 @@ async def test_a_forged_pgrole_schema_is_never_called(stage: Stage) -> None:
     async with stage.database() as database:
         await database.execute(
             "CREATE ROLE tenant LOGIN PASSWORD 'p'; GRANT CREATE ON DATABASE postgres TO tenant;"
-            "CREATE TABLE public.trace (who text); GRANT INSERT ON public.trace TO PUBLIC"
+            "CREATE SEQUENCE public.trace; GRANT USAGE ON SEQUENCE public.trace TO PUBLIC"
         )
         async with running(stage.controller()) as controller:
             await stage.kube.apply("app", login=True)
@@ -175,7 +175,10 @@ async def test_a_forged_pgrole_schema_is_never_called(stage: Stage) -> None:
                         await stage.kube.wait_ready("app")
                     await database.execute("ALTER ROLE app CREATEDB")
                     await stage.kube.wait_reason("app", "ServerNotReady")
-                    assert await database.fetchval("SELECT count(*) FROM public.trace WHERE who = 'postgres'") == 0
+                    assert not await database.fetchval("SELECT is_called FROM public.trace")
+                    await tenant.execute("BEGIN; SELECT pgrole.observe(); ROLLBACK")
+                    assert await database.fetchval("SELECT is_called FROM public.trace"), "a call leaves a trace"
+                    await database.execute("ALTER SEQUENCE public.trace RESTART")
                     await database.execute("DROP SCHEMA IF EXISTS pgrole CASCADE")
                     await stage.kube.wait_ready("app")
             finally:
@@ -189,7 +192,7 @@ async def usurp(database: Database, tenant: "asyncpg.Connection[asyncpg.Record]"
     if the controller reinstalled ours first.
     """
     await database.drop_schema()
-    leave = "BEGIN INSERT INTO public.trace VALUES (current_user); RETURN NULL; END"
+    leave = "BEGIN PERFORM nextval('public.trace'); RETURN NULL; END"  # no rollback undoes that
     with contextlib.suppress(asyncpg.DuplicateSchemaError, asyncpg.InsufficientPrivilegeError):
         await tenant.execute(
             "CREATE SCHEMA pgrole; GRANT USAGE ON SCHEMA pgrole TO PUBLIC;"

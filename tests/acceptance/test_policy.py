@@ -6,7 +6,7 @@ import pytest
 
 from pgrole_controller.local.apiserver import LocalApiError
 from tests.acceptance.two_teams import CONTROLLER_ROLE, SERVER, TwoTeams, joining, role, setting
-from tests.acceptance.world import PATIENCE, Json
+from tests.acceptance.world import Json, is_ready
 
 OWN = {"name": "@a_new"}
 
@@ -207,8 +207,17 @@ async def test_a_refused_change_leaves_the_role_unchanged(two_teams: TwoTeams) -
     assert await two_teams.snapshot() == before
 
 
-async def test_the_attacks_leave_the_neighbours_objects_ready(two_teams: TwoTeams) -> None:
+async def test_the_attacks_leave_the_neighbours_objects_as_they_were(two_teams: TwoTeams) -> None:
+    """Ready alone would be the state before the attacks: their drift is still repaired and counted."""
     b = two_teams.teams[1]
-    for name in ("app", "shared"):
-        obj = await b.wait_ready(name, PATIENCE)
-        assert obj["status"]["role"]["name"] in (f"{two_teams.b}_app", "shared_theirs")
+    for name, owned in (("app", f"{two_teams.b}_app"), ("shared", "shared_theirs")):
+        obj = await b.wait_ready(name)
+        assert obj["status"]["role"]["name"] == owned
+        count = obj["status"].get("driftCount", 0) + 1
+        await two_teams.database.execute(f'ALTER ROLE "{owned}" CREATEDB')
+        await b.wait_for(
+            name,
+            lambda obj, count=count: is_ready(obj) and obj["status"].get("driftCount") == count,  # type: ignore[misc]
+            "its drift is repaired",
+        )
+        assert not (await two_teams.database.role(owned) or {})["rolcreatedb"]
