@@ -3,10 +3,11 @@
 import math
 import re
 import secrets
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from tests.acceptance.world import (
     condition,
     is_ready,
     make_kube,
+    open_database,
     remove,
     running,
     says,
@@ -39,6 +41,9 @@ pytestmark = pytest.mark.slow
 FIGHTER = "fighter's tool"
 NAMED = 'Last seen running a statement about this role: user "postgres"'
 HELD = "the controller corrects it again if it differs"
+
+#: Seconds between looks of the other side: it answers each repair far sooner than the next slow one.
+ANSWERED_EVERY = 0.05
 
 
 @pytest.fixture
@@ -96,7 +101,7 @@ async def fighting(dsn: str, statement: str, stands: str) -> AsyncIterator[Fight
                 await hand.execute(statement)
                 fight.answered += 1
             else:
-                await anyio.sleep(0.01)
+                await anyio.sleep(ANSWERED_EVERY)
 
     try:
         async with anyio.create_task_group() as tasks:
@@ -144,8 +149,9 @@ async def test_contested_repairs_slow_down_name_the_other_side_and_end_by_themse
         await database.wait_role(f"{role}_other", lambda row: not row["rolcreatedb"], "repaired")
         assert_not_held_back(obj)
         assert row["rolconnlimit"] == 99
-    await database.wait_role(role, lambda row: row["rolconnlimit"] == 7, "repaired in the end", 2 * PATIENCE)
-    obj = await kube.wait_for("app", lambda obj: says(obj, "Contested", "now matches the spec"), "watched")
+    matches = "now matches the spec"
+    await kube.wait_for("app", lambda obj: says(obj, "Contested", matches), "repaired in the end", 2 * PATIENCE)
+    assert (await database.role(role) or {})["rolconnlimit"] == 7
     obj = await kube.wait_ready("app", WINDOW + PATIENCE)
     assert condition(obj, "Ready")["reason"] == "Reconciled"
     assert condition(obj, "Reconciling") == {}
@@ -204,113 +210,137 @@ CONTESTED: list[tuple[str, dict[str, Any], str, str]] = [
 ]
 
 
-async def test_membership_parameters_password_and_comment_can_be_contested(
+@dataclass(frozen=True, slots=True)
+class ContestScene:
+    """An object named `name`, and its role."""
+
+    kube: Kube
+    database: Database
+    dsn: str
+    name: str
+    role: str
+
+    async def declare(self, **spec: Any) -> None:
+        await self.kube.apply(self.name, name=self.role, **spec)
+        await self.kube.wait_ready(self.name)
+
+    async def wait_contested(self, field: str, times: int, *words: str) -> Json:
+        return await self.kube.wait_for(self.name, contested(field, times, *words), f"{field} contested {times} times")
+
+    def fighting(self, field: str) -> AbstractAsyncContextManager[Fight]:
+        """Fights for a field that `STATEMENTS` has."""
+        statement, standing = STATEMENTS[field]
+        return fighting(self.dsn, f"ALTER ROLE {self.role} {statement}", standing.replace("$", self.role))
+
+
+MD5 = "md5" + "a" * 32
+#: Statement of the other side after ALTER ROLE, and the query that shows whether its effect persists ($: the role).
+STATEMENTS = {
+    "connectionLimit": ("CONNECTION LIMIT 99", stands("$", "rolconnlimit = 99")),
+    "password": (f"PASSWORD '{MD5}'", f"SELECT rolpassword = '{MD5}' FROM pg_authid WHERE rolname = '$'"),
+}
+
+
+async def test_each_contest_slows_down_only_the_repairs_of_its_own_field(
     kube: Kube, shared_dsn: str, role: str
 ) -> None:
     """Runs all contests at once, each with its own role, since most of the time is waiting."""
+    fields = {f"app-{row[0].lower()}": partial(field_is_contested, *row) for row in CONTESTED}
+    scenes: dict[str, Callable[[ContestScene], Coroutine[Any, Any, None]]] = {
+        **fields,
+        "rotated": a_rotation_is_announced_as_one_while_another_field_is_contested,
+        "another-secret": a_changed_secret_is_applied_immediately_despite_a_contested_password,
+        "scheduled": a_password_is_rotated_on_schedule_while_it_is_contested,
+        "changed": a_changed_spec_is_applied_immediately_and_ends_the_contest,
+        "deleted": a_contest_does_not_delay_a_deletion,
+        "dropped": a_role_that_is_dropped_repeatedly_is_contested,
+    }
 
-    async def contest(number: int, field: str, spec: Json, statement: str, standing: str) -> None:
-        obj_name, name = f"app-{number}", f"{role}_{number}"
-        await kube.apply(obj_name, name=name, **spec)
-        await kube.wait_ready(obj_name)
-        async with fighting(shared_dsn, statement.format(name), standing.format(name)) as fight:
-            await kube.wait_for(obj_name, contested(field, 5, NAMED), field)
-            obj = await kube.wait_for(obj_name, contested(field, 6), field)
-            assert fight.is_slow(), field
-        assert "of somebody" not in condition(obj, "Ready")["message"]
+    async def play(number: int, name: str) -> None:
+        async with open_database(shared_dsn) as database:
+            await scenes[name](ContestScene(kube, database, shared_dsn, name, f"{role}_{number}"))
 
     async with anyio.create_task_group() as tasks:
-        for number, row in enumerate(CONTESTED):
-            tasks.start_soon(contest, number, *row)
+        for number, name in enumerate(scenes):
+            tasks.start_soon(play, number, name)
 
 
-async def test_a_rotation_is_announced_as_one_while_another_field_is_contested(
-    kube: Kube, database: Database, controller: Controller, shared_dsn: str, role: str
-) -> None:
-    spec: Json = {"password": {"generate": {}}, "connectionSecret": {"name": "delivered"}}
-    await kube.apply("app", name=role, connectionLimit=7, **spec)
-    await kube.wait_ready("app")
+async def field_is_contested(field: str, spec: Json, statement: str, standing: str, scene: ContestScene) -> None:
+    await scene.declare(**spec)
+    async with fighting(scene.dsn, statement.format(scene.role), standing.format(scene.role)) as fight:
+        await scene.wait_contested(field, 5, NAMED)
+        obj = await scene.wait_contested(field, 6)
+        assert fight.is_slow(), field
+    assert "of somebody" not in condition(obj, "Ready")["message"]
+
+
+async def a_rotation_is_announced_as_one_while_another_field_is_contested(scene: ContestScene) -> None:
+    kube, name = scene.kube, scene.name
+    await scene.declare(connectionLimit=7, password={"generate": {}}, connectionSecret={"name": "delivered"})
     before = (await kube.wait_secret("delivered"))["text"]["password"]
-    first = await kube.wait_event("RoleChanged")
-    statement = f"ALTER ROLE {role} CONNECTION LIMIT 99"
-    async with fighting(shared_dsn, statement, stands(role, "rolconnlimit = 99")):
-        obj = await kube.wait_for("app", contested("connectionLimit", 7), "the second slow repair")
-        await kube.patch("app", {"metadata": {"annotations": {"pgrole.dev/rotate": "1"}}})
+    first = await kube.wait_event("RoleChanged", about=name)
+    async with scene.fighting("connectionLimit"):
+        obj = await scene.wait_contested("connectionLimit", 7)
+        await kube.patch(name, {"metadata": {"annotations": {"pgrole.dev/rotate": "1"}}})
         secret = await kube.wait_secret("delivered", lambda held: held["text"]["password"] != before, "another")
-        await database.wait_password(role, secret["text"]["password"])
+        await scene.database.wait_password(scene.role, secret["text"]["password"])
         assert_not_held_back(obj)
-    await kube.wait_event("PasswordRotated")
-    assert await kube.events("RoleChanged") == [first], "there is no other one"
+    await kube.wait_event("PasswordRotated", about=name)
+    changed = [event for event in await kube.events("RoleChanged") if event["regarding"]["name"] == name]
+    assert changed == [first], "there is no other one"
 
 
-async def test_a_changed_secret_is_applied_immediately_despite_a_contested_password(
-    kube: Kube, database: Database, controller: Controller, shared_dsn: str, role: str
-) -> None:
-    await kube.apply_secret("source", password="declared")
-    await kube.apply("app", name=role, login=True, password={"secretRef": {"name": "source"}})
-    await kube.wait_ready("app")
-    md5 = "md5" + "a" * 32
-    standing = f"SELECT rolpassword = '{md5}' FROM pg_authid WHERE rolname = '{role}'"
-    async with fighting(shared_dsn, f"ALTER ROLE {role} PASSWORD '{md5}'", standing) as fight:
-        await kube.wait_for("app", contested("password", 5, NAMED), "fifth")
-        obj = await kube.wait_for("app", contested("password", 8), "eighth")
-        assert md5 not in condition(obj, "Ready")["message"]
+async def a_changed_secret_is_applied_immediately_despite_a_contested_password(scene: ContestScene) -> None:
+    await scene.kube.apply_secret("source", password="declared")
+    await scene.declare(login=True, password={"secretRef": {"name": "source"}})
+    async with scene.fighting("password") as fight:
+        await scene.wait_contested("password", 5, NAMED)
+        obj = await scene.wait_contested("password", 8)
+        assert MD5 not in condition(obj, "Ready")["message"]
         assert fight.is_slow()
     # The repair is held back for sixteen seconds; another declared password is no drift.
-    await kube.apply_secret("source", password="another")
-    await database.wait_password(role, "another")
+    await scene.kube.apply_secret("source", password="another")
+    await scene.database.wait_password(scene.role, "another")
     assert_not_held_back(obj)
 
 
-async def test_a_password_is_rotated_on_schedule_while_it_is_contested(
-    kube: Kube, database: Database, shared_dsn: str, role: str
-) -> None:
-    password = {"generate": {"rotateEvery": "20s"}}
-    await kube.apply("app", name=role, password=password, connectionSecret={"name": "delivered"})
-    await kube.wait_ready("app")
-    before = (await kube.wait_secret("delivered"))["text"]["password"]
-    md5 = "md5" + "0" * 32
-    standing = f"SELECT rolpassword = '{md5}' FROM pg_authid WHERE rolname = '{role}'"
-    async with fighting(shared_dsn, f"ALTER ROLE {role} PASSWORD '{md5}'", standing):
+async def a_password_is_rotated_on_schedule_while_it_is_contested(scene: ContestScene) -> None:
+    await scene.declare(password={"generate": {"rotateEvery": "20s"}}, connectionSecret={"name": "scheduled"})
+    before = (await scene.kube.wait_secret("scheduled"))["text"]["password"]
+    async with scene.fighting("password"):
         # The next repair is held back until about 30 s after the first one.
-        obj = await kube.wait_for("app", contested("password", 8), "eighth")
-        await kube.wait_secret("delivered", lambda held: held["text"]["password"] != before, "another password")
+        obj = await scene.wait_contested("password", 8)
+        await scene.kube.wait_secret("scheduled", lambda held: held["text"]["password"] != before, "another password")
         assert_not_held_back(obj)
 
 
-async def test_a_changed_spec_is_applied_immediately_and_ends_the_contest(
-    kube: Kube, database: Database, shared_dsn: str, role: str
-) -> None:
-    await kube.apply("app", name=role, connectionLimit=7)
-    await kube.wait_ready("app")
-    statement, standing = f"ALTER ROLE {role} CONNECTION LIMIT 99", stands(role, "rolconnlimit = 99")
-    async with fighting(shared_dsn, statement, standing):
-        obj = await kube.wait_for("app", contested("connectionLimit", 8), "contested")
-        await kube.patch("app", {"spec": {"comment": "changed", "drift": {"ignore": ["connectionLimit"]}}})
-        await database.wait_role(role, lambda row: row["comment"] == "changed", "applied")
+async def a_changed_spec_is_applied_immediately_and_ends_the_contest(scene: ContestScene) -> None:
+    await scene.declare(connectionLimit=7)
+    async with scene.fighting("connectionLimit"):
+        obj = await scene.wait_contested("connectionLimit", 8)
+        await scene.kube.patch(scene.name, {"spec": {"comment": "changed", "drift": {"ignore": ["connectionLimit"]}}})
+        await scene.database.wait_role(scene.role, lambda row: row["comment"] == "changed", "applied")
         assert_not_held_back(obj)
-        await kube.wait_ready("app")
-        assert (await database.role(role) or {})["rolconnlimit"] == 99
+        await scene.kube.wait_ready(scene.name)
+        assert (await scene.database.role(scene.role) or {})["rolconnlimit"] == 99
 
 
-async def test_a_contest_does_not_delay_a_deletion(kube: Kube, database: Database, shared_dsn: str, role: str) -> None:
-    await kube.apply("app", name=role, connectionLimit=7, deletionPolicy="Drop")
-    await kube.wait_ready("app")
-    statement, standing = f"ALTER ROLE {role} CONNECTION LIMIT 99", stands(role, "rolconnlimit = 99")
-    async with fighting(shared_dsn, f"DO $$ BEGIN {statement}; EXCEPTION WHEN undefined_object THEN END $$", standing):
-        obj = await kube.wait_for("app", contested("connectionLimit", 8), "contested")
-        await kube.delete("app")
-        await kube.wait_gone("app")
+async def a_contest_does_not_delay_a_deletion(scene: ContestScene) -> None:
+    await scene.declare(connectionLimit=7, deletionPolicy="Drop")
+    statement = f"DO $$ BEGIN ALTER ROLE {scene.role} CONNECTION LIMIT 99; EXCEPTION WHEN undefined_object THEN END $$"
+    async with fighting(scene.dsn, statement, stands(scene.role, "rolconnlimit = 99")):
+        obj = await scene.wait_contested("connectionLimit", 8)
+        await scene.kube.delete(scene.name)
+        await scene.kube.wait_gone(scene.name)
         assert_not_held_back(obj)
-    assert await database.role(role) is None
+    assert await scene.database.role(scene.role) is None
 
 
-async def test_a_role_that_is_dropped_repeatedly_is_contested(kube: Kube, shared_dsn: str, role: str) -> None:
-    await kube.apply("app", name=role, comment="declared")
-    await kube.wait_ready("app")
-    gone = f"SELECT to_regrole('{role}') IS NULL"
-    async with fighting(shared_dsn, f"DROP ROLE {role}", gone) as fight:
-        await kube.wait_for("app", contested("role", 6, NAMED), "contested")
+async def a_role_that_is_dropped_repeatedly_is_contested(scene: ContestScene) -> None:
+    await scene.declare(comment="declared")
+    gone = f"SELECT to_regrole('{scene.role}') IS NULL"
+    async with fighting(scene.dsn, f"DROP ROLE {scene.role}", gone) as fight:
+        await scene.wait_contested("role", 6, NAMED)
         assert fight.is_slow()
 
 
