@@ -136,19 +136,6 @@ async def follow(shell: CommandShell, heading: str) -> None:
         await shell.run(script)
 
 
-async def run_again(shell: CommandShell, script: str) -> None:
-    """Retries after a deadlock with the controller's functions, as an administrator would."""
-    for _ in range(20):
-        try:
-            await shell.run(script)
-        except AssertionError as error:
-            if "deadlock detected" not in str(error):
-                raise
-        else:
-            return
-    raise AssertionError("a deadlock each time")
-
-
 async def delete_manifests(server: ApiServer) -> None:
     """Does what `kubectl delete -f deploy/install.yaml` does, except for the namespace."""
     for document in read_folder(resources.path("deploy")):
@@ -178,9 +165,8 @@ async def wait_crds_gone(server: ApiServer) -> None:
     assert await reached(lambda: crds_gone(server), PATIENCE)
 
 
-@pytest.mark.parametrize("steward", [False, True], ids=["superuser", "own-role"])
 async def test_following_the_page_leaves_only_what_retain_promises(
-    cluster: ApiServer, servers: Servers, tmp_path: Path, steward: bool
+    cluster: ApiServer, servers: Servers, tmp_path: Path
 ) -> None:
     objects = await listed(cluster)
     for document in read_folder(resources.path("deploy")):
@@ -190,10 +176,9 @@ async def test_following_the_page_leaves_only_what_retain_promises(
         shell = await make_shell(cluster, team_objects.postgres, tmp_path / "shell")
         database, team = team_objects.database, team_objects.kube.namespace
         before = await catalogs(database)
-        if steward:
-            await database.execute(role_sql(servers.version))
-            await database.execute(f"GRANT CONNECT, CREATE ON DATABASE template1 TO {CONTROLLER_ROLE}")
-            await team_objects.servers.apply_credentials(SERVER, CONTROLLER_ROLE, PASSWORD)
+        await database.execute(role_sql(servers.version))
+        await database.execute(f"GRANT CONNECT, CREATE ON DATABASE template1 TO {CONTROLLER_ROLE}")
+        await team_objects.servers.apply_credentials(SERVER, CONTROLLER_ROLE, PASSWORD)
         async with running(team_objects.controller(None, "--leader-election", "true")):
             await team_objects.make()
             promised = about(await catalogs(database), RETAINED)
@@ -283,15 +268,3 @@ async def test_without_the_controllers_role_retain_lets_an_object_be_deleted(
         await team_objects.kube.wait_reason("passing", "ServerNotReady")
         await team_objects.kube.patch("passing", {"spec": {"deletionPolicy": "Retain"}})
         await team_objects.kube.wait_gone("passing")
-
-
-async def test_a_schema_dropped_while_the_controller_runs_is_restored(
-    team_objects: TeamObjects, shell: CommandShell
-) -> None:
-    async with running(team_objects.controller()):
-        await team_objects.make()
-        claims = "SELECT count(*) FROM pgrole.claim WHERE released_at IS NULL"
-        held = await team_objects.database.fetchval(claims)
-        await run_again(shell, blocks(PAGE, "4. The database")[1])
-        await team_objects.database.wait_value("SELECT to_regclass('pgrole.claim') IS NOT NULL", True)
-        await team_objects.database.wait_value(claims, held)
