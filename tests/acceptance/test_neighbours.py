@@ -9,9 +9,26 @@ import pytest
 from pgrole_controller.local.manifests import create_namespace
 from tests.acceptance.service_account import OWN_NAMESPACE
 from tests.acceptance.two_teams import CONTROLLER_ROLE, SERVER, TwoTeams, joining, role, setting
-from tests.acceptance.world import Json, Kube, condition
+from tests.acceptance.world import Json, Kube, says
 
 pytestmark = pytest.mark.slow
+
+
+#: What keeps an object from having a role, the first of them for a while; the reason, and words of its message.
+SHIELDS: list[tuple[Json, str, str]] = [
+    ({"suspend": True}, "Suspended", "spec.suspend"),
+    ({"superuser": True}, "NotAllowed", "superuser"),
+    (joining("@b_app"), "NotAllowed", "@b_app"),
+    (joining("@a_way"), "NotAllowed", "@a_way"),
+    (joining("readers", admin=True), "NotAllowed", "admin"),
+    (setting("log_statement", "all"), "NotAllowed", "log_statement"),
+    (setting("role", "postgres"), "NotAllowed", "role"),
+    (setting("no_such_thing"), "InvalidSpec", "no_such_thing"),
+]
+
+
+async def wait_refused(two_teams: TwoTeams, kube: Kube, name: str, reason: str, words: str) -> None:
+    await kube.wait_for(name, lambda obj: says(obj, reason, two_teams.fill(words)), f"{reason} {words}")
 
 
 class TestNeighbours:
@@ -31,32 +48,21 @@ class TestNeighbours:
         await a.wait_gone("left")
         assert await two_teams.snapshot() == before
 
-    @pytest.mark.parametrize(
-        "shield",
-        [
-            {"suspend": True},
-            {"superuser": True},
-            joining("@b_app"),
-            joining("@a_way"),
-            joining("readers", admin=True),
-            setting("log_statement", "all"),
-            setting("role", "postgres"),
-            setting("no_such_thing"),
-        ],
-    )
-    async def test_an_object_that_cannot_have_a_role_does_not_reserve_its_name(
-        self, two_teams: TwoTeams, shield: Json
-    ) -> None:
+    async def test_an_object_that_cannot_have_a_role_does_not_reserve_its_name(self, two_teams: TwoTeams) -> None:
         a, b = two_teams.teams
         name = f"shared_{secrets.token_hex(4)}"
-        await a.apply("squat", name=name, **two_teams.fill(shield), serverRef={"name": SERVER})
-        await a.wait_for("squat", lambda obj: condition(obj, "Ready").get("status") == "False", "refused")
+        for number, (shield, *_) in enumerate(SHIELDS):
+            spec = two_teams.fill(shield)
+            await a.apply(f"squat-{number}", name=f"{name}_{number}", **spec, serverRef={"name": SERVER})
+        for number, (_, reason, words) in enumerate(SHIELDS):
+            await wait_refused(two_teams, a, f"squat-{number}", reason, words)
         await _next_second(two_teams)
-        await b.apply("needs", name=name, serverRef={"name": SERVER})
-        await b.wait_ready("needs")
-        if "suspend" in shield:
-            await a.patch("squat", {"spec": {"suspend": False}})
-            await two_teams.refused(a, "squat", "Conflict", "@b/needs")
+        for number in range(len(SHIELDS)):
+            await b.apply(f"needs-{number}", name=f"{name}_{number}", serverRef={"name": SERVER})
+        for number in range(len(SHIELDS)):
+            await b.wait_ready(f"needs-{number}")
+        await a.patch("squat-0", {"spec": {"suspend": False}})
+        await two_teams.refused(a, "squat-0", "Conflict", "@b/needs-0")
 
     async def test_an_object_without_adopt_does_not_reserve_an_existing_role(self, two_teams: TwoTeams) -> None:
         a, b = two_teams.teams
@@ -151,60 +157,75 @@ async def _next_second(two_teams: TwoTeams) -> None:
     await two_teams.database.wait_value(with_deadline, True)
 
 
+NEW_OWNERS = [
+    ("postgres", ["an initial role of PostgreSQL"]),
+    (CONTROLLER_ROLE, ["the controller's own role"]),
+    ("@b_app", ["no PgRole in namespace"]),
+    ("shared_theirs", ["no PgRole in namespace"]),
+    ("readers", ["no PgRole in namespace"]),
+    ("@a_way", ["no PgRole in namespace"]),
+    ("pg_execute_server_program", ["is a role of PostgreSQL itself"]),
+    ("@a_holy_one", ["protected by the server's pattern"]),
+    ("@a_mighty", ["reaches", "pg_execute_server_program"]),
+    ("@a_maker_too", ["reaches", "@a_step (createrole)"]),
+]
+
+
 class TestNewOwners:
     """A function that runs with its owner's privileges would let its author act with those of the new owner."""
 
-    @pytest.mark.parametrize(
-        ("new_owner", "words"),
-        [
-            ("postgres", ["an initial role of PostgreSQL"]),
-            (CONTROLLER_ROLE, ["the controller's own role"]),
-            ("@b_app", ["no PgRole in namespace"]),
-            ("shared_theirs", ["no PgRole in namespace"]),
-            ("readers", ["no PgRole in namespace"]),
-            ("@a_way", ["no PgRole in namespace"]),
-            ("pg_execute_server_program", ["is a role of PostgreSQL itself"]),
-            ("@a_holy_one", ["protected by the server's pattern"]),
-            ("@a_mighty", ["reaches", "pg_execute_server_program"]),
-            ("@a_maker_too", ["reaches", "@a_step (createrole)"]),
-        ],
-    )
-    async def test_a_new_owner_that_is_protected_powerful_or_foreign_is_refused(
-        self, two_teams: TwoTeams, new_owner: str, words: list[str]
-    ) -> None:
-        a, name = two_teams.teams[0], role()
-        new_owner = two_teams.fill(new_owner)
-        grant = ""
-        if new_owner in two_teams.fill(["@a_mighty", "@a_maker_too"]):
-            await two_teams.database.execute(f"CREATE ROLE {two_teams.a}_step")
-            await two_teams.declare("heir", new_owner, **joining("@a_step"))
-            grant = (
-                "GRANT pg_execute_server_program TO {0}_step"
-                if "mighty" in new_owner
-                else "ALTER ROLE {0}_step CREATEROLE"
-            )
-            await two_teams.database.execute(grant.format(two_teams.a))
+    async def test_a_new_owner_that_is_protected_powerful_or_foreign_is_refused(self, two_teams: TwoTeams) -> None:
+        a, database = two_teams.teams[0], two_teams.database
+        await database.execute(two_teams.fill("CREATE ROLE @a_step; CREATE ROLE @a_climb"))
+        await two_teams.declare("heir-0", two_teams.fill("@a_mighty"), **joining("@a_climb"))
+        await two_teams.declare("heir-1", two_teams.fill("@a_maker_too"), **joining("@a_step"))
+        await database.execute(
+            two_teams.fill("GRANT pg_execute_server_program TO @a_climb; ALTER ROLE @a_step CREATEROLE")
+        )
+        names = {f"mine-{number}": two_teams.fill(role()) for number in range(len(NEW_OWNERS))}
         try:
-            await two_teams.declare("mine", name, deletionPolicy="Drop", reassignOwnedTo=new_owner, login=True)
-            own = two_teams.fill(name)
-            await two_teams.database.execute(
-                f"CREATE FUNCTION {own}() RETURNS void LANGUAGE sql SECURITY DEFINER AS '';"
-                f"ALTER FUNCTION {own}() OWNER TO {own}"
-            )
+            for (obj_name, own), (new_owner, _) in zip(names.items(), NEW_OWNERS, strict=True):
+                heir = two_teams.fill(new_owner)
+                await two_teams.declare(obj_name, own, deletionPolicy="Drop", reassignOwnedTo=heir, login=True)
+                await database.execute(
+                    f"CREATE FUNCTION {own}() RETURNS void LANGUAGE sql SECURITY DEFINER AS '';"
+                    f"ALTER FUNCTION {own}() OWNER TO {own}"
+                )
             before = await two_teams.snapshot()
-            await a.delete("mine")
-            await two_teams.refused(a, "mine", "DropBlocked", "spec.reassignOwnedTo", *words)
+            await a.delete_each(names)
+            for obj_name, (_, words) in zip(names, NEW_OWNERS, strict=True):
+                await two_teams.refused(a, obj_name, "DropBlocked", "spec.reassignOwnedTo", *words)
             assert await two_teams.snapshot() == before
-            owner = f"SELECT proowner::regrole::text FROM pg_proc WHERE proname = '{own}'"
-            assert await two_teams.database.fetchval(owner) == own
-            await a.patch("mine", {"spec": {"deletionPolicy": "Retain"}})
-            await a.wait_gone("mine")
-            await two_teams.database.execute(f"DROP FUNCTION {own}()")
+            for own in names.values():
+                owner = f"SELECT proowner::regrole::text FROM pg_proc WHERE proname = '{own}'"
+                assert await database.fetchval(owner) == own
+            for obj_name in names:
+                await a.patch(obj_name, {"spec": {"deletionPolicy": "Retain"}})
+            for obj_name, own in names.items():
+                await a.wait_gone(obj_name)
+                await database.execute(f"DROP FUNCTION {own}()")
         finally:
-            if grant:
-                await a.delete("heir")
-                await a.wait_gone("heir")
-                await two_teams.database.execute(f"DROP ROLE {two_teams.a}_step")
+            await a.delete_each(["heir-0", "heir-1"])
+            for heir in ("heir-0", "heir-1"):
+                await a.wait_gone(heir)
+            await database.execute(two_teams.fill("DROP ROLE @a_step; DROP ROLE @a_climb"))
+
+
+#: Template of a connection Secret, reason of the refusal, and words of its message.
+TEMPLATES: list[tuple[Json, str, str]] = [
+    ({"metadata": {"labels": {"kubernetes.io/service-name": "api"}}}, "NotAllowed", "kubernetes.io/service-name"),
+    ({"metadata": {"labels": {"app.kubernetes.io/managed-by": "Helm"}}}, "NotAllowed", "app.kubernetes.io/managed-by"),
+    ({"metadata": {"annotations": {"pgrole.dev/hash": "forged"}}}, "NotAllowed", "pgrole.dev/hash"),
+    (
+        {"metadata": {"annotations": {"Kubernetes.IO/service-account.name": "admin"}}},
+        "NotAllowed",
+        "Kubernetes.IO/service-account.name",
+    ),
+    ({"data": {"url": "{password.__class__}"}}, "InvalidSpec", "password.__class__"),
+    ({"data": {"url": "{0}"}}, "InvalidSpec", "{0}"),
+    ({"data": {"url": "{admin_password}"}}, "InvalidSpec", "admin_password"),
+    ({"data": {"url": "{password!r}"}}, "InvalidSpec", "password!r"),
+]
 
 
 class TestSecretsOfNeighbours:
@@ -261,41 +282,27 @@ class TestSecretsOfNeighbours:
         assert await a.secret("theirs") == before
         assert await two_teams.database.verifier(two_teams.fill(name)) is None
 
-    @pytest.mark.parametrize(
-        "template",
-        [
-            {"metadata": {"labels": {"kubernetes.io/service-name": "api"}}},
-            {"metadata": {"labels": {"app.kubernetes.io/managed-by": "Helm"}}},
-            {"metadata": {"annotations": {"pgrole.dev/hash": "forged"}}},
-            {"metadata": {"annotations": {"Kubernetes.IO/service-account.name": "admin"}}},
-            {"data": {"url": "{password.__class__}"}},
-            {"data": {"url": "{0}"}},
-            {"data": {"url": "{admin_password}"}},
-            {"data": {"url": "{password!r}"}},
-        ],
-    )
-    async def test_a_template_with_reserved_metadata_or_unknown_fields_is_refused(
-        self, two_teams: TwoTeams, template: Json
-    ) -> None:
-        a, name = two_teams.teams[0], role()
-        spec = {"password": {"generate": {}}, "connectionSecret": {"name": "mine", "template": template}}
-        await a.apply("mine", name=two_teams.fill(name), serverRef={"name": SERVER}, **spec)
-        await a.wait_for(
-            "mine", lambda obj: condition(obj, "Ready").get("reason") in ("NotAllowed", "InvalidSpec"), "refused"
-        )
-        assert await a.secret("mine") is None
-        assert await two_teams.database.verifier(two_teams.fill(name)) is None
+    async def test_a_template_with_reserved_metadata_or_unknown_fields_is_refused(self, two_teams: TwoTeams) -> None:
+        a = two_teams.teams[0]
+        names = {f"mine-{number}": two_teams.fill(role()) for number in range(len(TEMPLATES))}
+        for (obj_name, name), (template, *_) in zip(names.items(), TEMPLATES, strict=True):
+            spec = {"password": {"generate": {}}, "connectionSecret": {"name": obj_name, "template": template}}
+            await a.apply(obj_name, name=name, serverRef={"name": SERVER}, **spec)
+        for (obj_name, name), (_, reason, words) in zip(names.items(), TEMPLATES, strict=True):
+            await wait_refused(two_teams, a, obj_name, reason, words)
+            assert await a.secret(obj_name) is None
+            assert await two_teams.database.verifier(name) is None
 
-    @pytest.mark.parametrize("iterations", [1, 4095, 100_001, 2_000_000_000, 2**63])
-    async def test_a_verifier_with_unacceptable_iterations_is_not_set(
-        self, two_teams: TwoTeams, iterations: int
-    ) -> None:
-        a, name = two_teams.teams[0], role()
-        hashed = b64encode(bytes(32)).decode()
-        verifier = f"SCRAM-SHA-256${iterations}:{b64encode(bytes(16)).decode()}${hashed}:{hashed}"
-        await a.apply_secret("verifier", password=verifier)
-        await a.apply(
-            "mine", name=two_teams.fill(name), serverRef={"name": SERVER}, password={"secretRef": {"name": "verifier"}}
-        )
-        await two_teams.refused(a, "mine", "InvalidSpec", "iterations")
-        assert await two_teams.database.verifier(two_teams.fill(name)) is None
+    async def test_a_verifier_with_unacceptable_iterations_is_not_set(self, two_teams: TwoTeams) -> None:
+        a, hashed = two_teams.teams[0], b64encode(bytes(32)).decode()
+        names = {
+            f"mine-{iterations}": two_teams.fill(role()) for iterations in (1, 4095, 100_001, 2_000_000_000, 2**63)
+        }
+        for obj_name, name in names.items():
+            iterations = obj_name.removeprefix("mine-")
+            verifier = f"SCRAM-SHA-256${iterations}:{b64encode(bytes(16)).decode()}${hashed}:{hashed}"
+            await a.apply_secret(obj_name, password=verifier)
+            await a.apply(obj_name, name=name, serverRef={"name": SERVER}, password={"secretRef": {"name": obj_name}})
+        for obj_name, name in names.items():
+            await two_teams.refused(a, obj_name, "InvalidSpec", "iterations")
+            assert await two_teams.database.verifier(name) is None
