@@ -2,6 +2,7 @@
 
 import os
 import signal
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,7 @@ KINDS = (Controller, ExecutedController)
 
 
 def controller(kind: type[Controller], stage: Stage, *arguments: str, **environment: str) -> Controller:
-    folder = stage.folder / kind.__name__
-    folder.mkdir()
+    folder = Path(tempfile.mkdtemp(dir=stage.folder))
     namespace = ("--namespace", stage.kube.namespace)
     return kind(stage.kube.server, stage.postgres.dsn(), folder, *namespace, *arguments, **environment)
 
@@ -54,20 +54,16 @@ async def test_a_forked_controller_has_the_signals_files_and_groups_of_an_execut
     assert forked == executed
 
 
-@pytest.mark.parametrize("kind", KINDS)
-async def test_a_controller_of_either_kind_ends_with_success_when_it_is_terminated(
-    stage: Stage, kind: type[Controller]
+async def test_a_controller_of_either_kind_ends_with_success_and_reports_a_wrong_setting_in_the_same_way(
+    stage: Stage,
 ) -> None:
-    one = controller(kind, stage)
-    await one.start()
-    await one.wait_log("session with PostgreSQL begins")
-    assert await one.stop() == 0
-    assert not one.process.running
-
-
-async def test_a_controller_of_either_kind_reports_a_wrong_setting_in_the_same_way(stage: Stage) -> None:
     said = []
     for kind in KINDS:
+        one = controller(kind, stage)
+        await one.start()
+        await one.wait_log("session with PostgreSQL begins")
+        assert await one.stop() == 0, kind
+        assert not one.process.running
         one = controller(kind, stage, PGROLE_RESYNC_INTERVAL="never")
         await one.start()
         said.append((await one.process.wait(), one.log))

@@ -76,7 +76,7 @@ async def test_a_home_moved_as_documented_keeps_its_claims(stage: Stage, tmp_pat
         assert len(await versions_of_roles(database)) == len(roles)
 
 
-async def test_a_dropped_or_renamed_home_prevents_no_new_one(stage: Stage) -> None:
+async def test_a_dropped_or_renamed_home_prevents_no_new_one_and_the_older_of_two_works(stage: Stage) -> None:
     async with stage.database() as database:
         await database.execute("CREATE DATABASE first; ")
         async with running(stage.controller(stage.postgres.dsn(database="first"))):
@@ -93,8 +93,15 @@ async def test_a_dropped_or_renamed_home_prevents_no_new_one(stage: Stage) -> No
             await stage.kube.wait_ready("app")
         assert await database.fetchval(RECORDED) == ["postgres"]
 
+        await database.execute("CREATE DATABASE younger")
+        await database.execute("ALTER DATABASE younger SET pgrole.home = 'on'")
+        async with running(stage.controller(stage.postgres.dsn(database="younger")), connected=False):
+            await stage.kube.wait_for("app", lambda obj: says(obj, "ServerNotReady", "database postgres"), "refused")
+        async with running(stage.controller()):
+            await stage.kube.wait_ready("app")
 
-async def test_only_a_superuser_can_record_a_home(stage: Stage, servers: Servers) -> None:
+
+async def test_only_a_superuser_can_record_a_home_and_doing_so_is_no_drift(stage: Stage, servers: Servers) -> None:
     async with stage.database() as database:
         await database.execute("CREATE ROLE tenant LOGIN CREATEROLE CREATEDB PASSWORD 'p'")
         await database.execute("CREATE DATABASE own OWNER tenant")
@@ -116,20 +123,15 @@ async def test_only_a_superuser_can_record_a_home(stage: Stage, servers: Servers
             await tenant.close()
         assert await database.fetchval(RECORDED) == []
         async with running(stage.controller()):
-            await stage.kube.apply("app", name="app")
+            await stage.kube.apply("app", name="app", databaseParameters=[{"database": "postgres", "parameters": {}}])
             await stage.kube.wait_ready("app")
-
-
-async def test_of_two_recorded_homes_the_older_one_works(stage: Stage) -> None:
-    async with stage.database() as database:
-        await database.execute("CREATE DATABASE younger")
-        for name in ("postgres", "younger"):
-            await database.execute(f"ALTER DATABASE {name} SET pgrole.home = 'on'")
-        await stage.kube.apply("app", name="app")
-        async with running(stage.controller(stage.postgres.dsn(database="younger")), connected=False):
-            await stage.kube.wait_for("app", lambda obj: says(obj, "ServerNotReady", "database postgres"), "refused")
-        async with running(stage.controller()):
-            await stage.kube.wait_ready("app")
+            await database.execute("ALTER DATABASE postgres RESET pgrole.home")
+            await database.execute("ALTER DATABASE postgres SET pgrole.home = 'on'")
+            await database.execute("ALTER ROLE app CREATEDB")
+            obj = await stage.kube.wait_for(
+                "app", lambda obj: obj["status"].get("driftCount", 0) >= 1 and is_ready(obj), "a drift, and Ready"
+            )
+            assert obj["status"]["driftCount"] == 1
 
 
 async def test_a_controller_without_the_right_to_record_its_home_logs_the_remedy_once(
@@ -163,16 +165,3 @@ async def test_a_schema_installed_by_hand_is_recorded_and_refused_in_a_second_da
                 await other.execute(f"BEGIN; {queries.install()}; COMMIT")
             await other.execute("ROLLBACK")
             assert await other.fetchval("SELECT to_regnamespace('pgrole') IS NULL")
-
-
-async def test_recording_the_home_is_no_drift(stage: Stage) -> None:
-    async with stage.database() as database, running(stage.controller()):
-        await stage.kube.apply("app", name="app", databaseParameters=[{"database": "postgres", "parameters": {}}])
-        await stage.kube.wait_ready("app")
-        await database.execute("ALTER DATABASE postgres RESET pgrole.home")
-        await database.execute("ALTER DATABASE postgres SET pgrole.home = 'on'")
-        await database.execute("ALTER ROLE app CREATEDB")
-        obj = await stage.kube.wait_for(
-            "app", lambda obj: obj["status"].get("driftCount", 0) >= 1 and is_ready(obj), "a drift, and Ready"
-        )
-        assert obj["status"]["driftCount"] == 1
