@@ -279,6 +279,7 @@ async def test_after_a_restart_roles_are_dropped_restored_and_kept_where_only_st
 async def test_a_controller_killed_at_any_moment_revokes_former_privileges_after_a_restart(
     place: PrivilegePlace,
 ) -> None:
+    late = ""
     controller = place.controller()
     await controller.start()
     await place.declare(place.reads())
@@ -291,6 +292,10 @@ async def test_a_controller_killed_at_any_moment_revokes_former_privileges_after
         await controller.kill()
         if number % 2:
             await place.kube.apply("reader", name=place.reader, privileges=[])
+        else:
+            late = f"app.late_{number}"
+            await place.hand.execute(f"GRANT REFERENCES ON app.orders TO {place.reader}")
+            await place.hand.execute(f"CREATE TABLE {late} (id int); ALTER TABLE {late} OWNER TO {place.owner}")
         controller = place.controller()
         await controller.start()
         if number % 2:  # only former declared privileges are revoked in a database no longer listed
@@ -298,6 +303,9 @@ async def test_a_controller_killed_at_any_moment_revokes_former_privileges_after
         await place.wait_may("TRUNCATE", "app.orders", expected=False)
         await place.wait_may("DELETE", "app.orders", expected=False)
         await place.wait_may("SELECT", "app.orders", expected=not number % 2)
+        if not number % 2:  # what changed while no controller ran
+            await place.wait_may("REFERENCES", "app.orders", expected=False)
+            await place.wait_may("SELECT", late)
         await place.kube.wait_ready("reader")
     assert await controller.stop() == 0
 

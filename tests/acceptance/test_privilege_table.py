@@ -437,6 +437,11 @@ async def test_every_drift_is_repaired_and_reported(place: TablePlace, row: Priv
         assert [entry["count"] for entry in status["driftHistory"]] == [len(row.drifts)]
 
 
+async def test_only_mode_events_installs_event_triggers(place: TablePlace) -> None:
+    found = await place.hand.fetchval("SELECT count(*) FROM pg_event_trigger WHERE evtname LIKE 'pgrole%'")
+    assert (found > 0) is (place.mode == "Events")
+
+
 async def test_grants_to_public_stay(place: TablePlace) -> None:
     held = {tuple(one)[:3] for one in await place.hand.fetch(_FOR_PUBLIC)}
     assert {("app.o1000_first", "", "SELECT"), ("app", "", "USAGE"), ("database", "", "CONNECT")} <= held

@@ -134,7 +134,23 @@ async def test_privileges_are_granted_repaired_extended_changed_and_revoked(plac
         await place.declare()
         await place.wait_may("SELECT", "app.orders", expected=False)
         obj = await place.kube.wait_ready("reader")
-    assert obj["status"]["driftCount"] == 2
+        assert obj["status"]["driftCount"] == 2
+
+        await an_undeclared_grant_on_the_database_is_revoked(place)
+
+
+async def an_undeclared_grant_on_the_database_is_revoked(place: PrivilegePlace) -> None:
+    role = f"{place.name}_connects"
+    await place.kube.apply("connects", name=role, privileges=[{"database": place.name, "onDatabase": ["CONNECT"]}])
+    await place.kube.wait_ready("connects")
+    await place.hand.execute(f"GRANT CREATE ON DATABASE {place.name} TO {role}")
+
+    async def is_revoked() -> bool:
+        return not await place.hand.fetchval(f"SELECT has_database_privilege('{role}', '{place.name}', 'CREATE')")
+
+    assert await reached(is_revoked, PATIENCE)
+    event = await place.kube.wait_event("DriftCorrected", about="connects")
+    assert f"CREATE on database {place.name}" in event["note"]
 
 
 async def test_while_the_object_is_refused_its_role_gains_nothing_and_loses_what_others_grant(
@@ -159,20 +175,6 @@ async def test_while_the_object_is_refused_its_role_gains_nothing_and_loses_what
     assert obj["status"]["driftCount"] == 1
 
 
-async def test_changes_made_while_no_controller_ran_are_corrected(place: PrivilegePlace) -> None:
-    first = place.controller()
-    await first.start()
-    await place.declare(place.reads())
-    await first.kill()
-    await place.hand.execute(f"GRANT UPDATE ON app.orders TO {place.reader}")
-    await place.hand.execute(f"CREATE TABLE app.late (id int); ALTER TABLE app.late OWNER TO {place.owner}")
-    await place.kube.apply("reader", name=place.reader, privileges=[place.reads()])
-    async with running(place.controller()):
-        await place.wait_may("UPDATE", "app.orders", expected=False)
-        await place.wait_may("SELECT", "app.late")
-        await place.kube.wait_ready("reader")
-
-
 async def test_a_restart_changes_no_status(place: PrivilegePlace) -> None:
     async with running(place.controller()):
         before = await place.declare(place.reads())
@@ -191,6 +193,7 @@ async def test_a_missing_database_delays_no_other(place: PrivilegePlace) -> None
         await place.wait_may("SELECT", "app.orders")
         obj = await place.kube.wait_for("reader", lambda obj: says(obj, "PrivilegePending", missing), "pending")
         assert not is_ready(obj)
+        await a_refusal_in_one_database_is_the_reason_although_another_is_missing(place, f"a{place.name}")
         await place.hand.execute(f"GRANT UPDATE ON app.orders TO {place.reader}")
         await place.wait_may("UPDATE", "app.orders", expected=False)
         await place.hand.execute(f"CREATE DATABASE {missing}")
@@ -206,40 +209,25 @@ async def test_a_missing_database_delays_no_other(place: PrivilegePlace) -> None
             await place.hand.execute(f"DROP DATABASE {missing} WITH (FORCE)")
 
 
-async def test_a_refusal_in_one_database_is_the_reason_although_another_is_missing(place: PrivilegePlace) -> None:
-    missing = f"a{place.name}"  # before the other in order
+async def a_refusal_in_one_database_is_the_reason_although_another_is_missing(
+    place: PrivilegePlace, missing: str
+) -> None:
+    """The missing one is before the other in order."""
+    role = f"{place.name}_denied"
     denied = {"kind": "Table", "schema": "pgrole", "names": ["ddl_event"], "privileges": ["INSERT"]}
-    async with running(place.controller()):
-        await place.declare({**place.reads(), "objects": [denied]}, place.reads(missing), ready=False)
-        obj = await place.kube.wait_for("reader", lambda obj: says(obj, "NotAllowed", "pgrole.ddl_event"), "refused")
-        assert f'; spec.privileges: database "{missing}" does not exist yet' in condition(obj, "Ready")["message"]
-        assert condition(obj, "Stalled")["reason"] == "NotAllowed"
-        await place.kube.wait_event("NotAllowed", about="reader")
-        await place.wait_may("SELECT", "app.orders")
+    await place.kube.apply(
+        "denied", name=role, privileges=[{**place.reads(), "objects": [denied]}, place.reads(missing)]
+    )
+    obj = await place.kube.wait_for("denied", lambda obj: says(obj, "NotAllowed", "pgrole.ddl_event"), "refused")
+    assert f'; spec.privileges: database "{missing}" does not exist yet' in condition(obj, "Ready")["message"]
+    assert condition(obj, "Stalled")["reason"] == "NotAllowed"
+    await place.kube.wait_event("NotAllowed", about="denied")
 
+    async def may_select() -> bool:
+        query = "SELECT has_table_privilege($1::name, 'app.orders', 'SELECT')"
+        return bool(await place.hand.fetchval(query, role))
 
-async def test_an_undeclared_grant_on_the_database_is_revoked(place: PrivilegePlace) -> None:
-    async with running(place.controller()):
-        await place.declare({"database": place.name, "onDatabase": ["CONNECT"]})
-        query = f"SELECT has_database_privilege('{place.reader}', '{place.name}', 'CREATE')"
-        await place.hand.execute(f"GRANT CREATE ON DATABASE {place.name} TO {place.reader}")
-
-        async def is_revoked() -> bool:
-            return not await place.hand.fetchval(query)
-
-        assert await reached(is_revoked, PATIENCE)
-        event = await place.kube.wait_event("DriftCorrected", about="reader")
-    assert f"CREATE on database {place.name}" in event["note"]
-
-
-async def test_mode_poll_repairs_without_event_triggers(place: PrivilegePlace) -> None:
-    async with running(place.controller(PGROLE_DATABASES_DETECTION="Poll")):
-        await place.declare(place.reads())
-        await place.hand.execute(f"GRANT UPDATE ON app.orders TO {place.reader}")
-        await place.wait_may("UPDATE", "app.orders", expected=False)
-        obj = await place.kube.wait_ready("reader")
-        assert await place.hand.fetchval("SELECT count(*) FROM pg_event_trigger WHERE evtname LIKE 'pgrole%'") == 0
-    assert condition(obj, "Ready")["reason"] == "Reconciled"
+    assert await reached(may_select, PATIENCE)
 
 
 async def _list_for_a_while(place: PrivilegePlace, database: str, reason: str) -> None:
