@@ -51,13 +51,16 @@ async def passwords(team_objects: TeamObjects) -> Mapping[str, Any]:
     }
 
 
-async def test_restored_objects_have_their_roles_and_passwords(team_objects: TeamObjects, shell: CommandShell) -> None:
+async def test_restored_objects_have_their_roles_and_with_the_secrets_their_passwords(
+    team_objects: TeamObjects, shell: CommandShell
+) -> None:
+    held = "SELECT count(*) FROM pgrole.claim WHERE released_at IS NULL"
     async with running(team_objects.controller()):
         await team_objects.make()
         await back_up(shell)
         roles, texts = await team_objects.database.connection.fetch(ROLES), await passwords(team_objects)
         await delete_as_kubernetes_does(team_objects)
-        await team_objects.database.wait_value("SELECT count(*) FROM pgrole.claim WHERE released_at IS NULL", 0)
+        await team_objects.database.wait_value(held, 0)
     for script in (OBJECTS, SECRETS):
         await shell.run(script)
     async with running(team_objects.controller()):
@@ -65,23 +68,15 @@ async def test_restored_objects_have_their_roles_and_passwords(team_objects: Tea
         assert await team_objects.database.connection.fetch(ROLES) == roles
         assert await passwords(team_objects) == texts
         await team_objects.prove("first")
-        await team_objects.kube.delete("passing")
-        await team_objects.kube.wait_gone("passing")
-
-
-async def test_without_the_secrets_from_the_backup_new_passwords_are_generated(
-    team_objects: TeamObjects, shell: CommandShell
-) -> None:
-    async with running(team_objects.controller()):
-        await team_objects.make()
-        await back_up(shell)
-        texts = await passwords(team_objects)
         await delete_as_kubernetes_does(team_objects)
+        await team_objects.database.wait_value(held, 0)
     await shell.run(OBJECTS)
     async with running(team_objects.controller()):
         await team_objects.kube.wait_all_ready()
         await team_objects.check()
         assert (await passwords(team_objects))["app-connection"] != texts["app-connection"]
+        await team_objects.kube.delete("passing")
+        await team_objects.kube.wait_gone("passing")
 
 
 @pytest.mark.since(17, "the dump that the tests' pg_dump writes requires 17 or later")
