@@ -15,7 +15,7 @@ from pgrole_controller.local.apiserver import ApiServer
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres.connection import Connection
 from tests.acceptance.servers import pgservers
-from tests.acceptance.world import Controller, Database, Json, Stage, make_kube, open_database, remove, running
+from tests.acceptance.world import Controller, Database, Json, Kube, Stage, make_kube, open_database, remove, running
 from tests.servers import Servers
 
 JSONLOG = {"logging_collector": "on", "log_destination": "jsonlog", "log_statement": "ddl"}
@@ -58,84 +58,89 @@ async def history(database: Database, role: str, login: str) -> list[dict[str, A
 
 
 async def test_the_author_of_a_drift_is_in_status_and_history_even_after_a_restart(stage: Stage) -> None:
-    role = name_role()
-    async with stage.database() as database, person(stage.postgres, "alice") as alice:
-        async with running(stage.controller()):
-            await stage.kube.apply("app", name=role, connectionLimit=7)
-            await stage.kube.wait_ready("app")
+    """Alice's drift is corrected; Bob's is only reported, and found again by the second process."""
+    kube, role, reported = stage.kube, name_role(), name_role()
+    async with (
+        stage.database() as database,
+        person(stage.postgres, "alice") as alice,
+        person(stage.postgres, "bob") as bob,
+    ):
+        async with running(stage.controller()) as controller:
+            await kube.apply("app", name=role, connectionLimit=7)
+            await kube.apply("reported", name=reported, drift={"policy": "Report"})
+            await kube.wait_all_ready()
             await alice.execute(f"ALTER ROLE {role} CONNECTION LIMIT 99")
-            obj = await stage.kube.wait_for("app", caused_by("alice"), "alice caused it")
-            assert obj["status"]["lastDrift"]["fields"] == ["connectionLimit"]
-            assert obj["status"]["lastDrift"]["by"] == {"login": "alice", "proof": "Session"}
-            (entry,) = obj["status"]["driftHistory"]
-            assert entry["by"] == {"login": "alice", "proof": "Session"}
-            (row,) = await history(database, role, "alice")
-            assert (row["proof"], row["fields"], row["corrected"], row["count"]) == (
-                "Session",
-                ["connectionLimit"],
-                True,
-                1,
-            )
-            assert row["statement"] is None
-            details = await database.fetchval("SELECT details::text FROM pgrole.history WHERE role = $1", role)
-            assert json.loads(details) == {"connectionLimit": {"declared": "7", "observed": "99"}}
-        await database.execute("DELETE FROM pgrole.drift_history")  # as after a kill before the row was written
+            entry = await check_corrected(kube, database, role)
+            await bob.execute(f"ALTER ROLE {reported} CREATEDB")
+            await check_reported_once(kube, database, reported)
+            await controller.rest()
+        # as after a kill before the row was written
+        await database.execute(f"DELETE FROM pgrole.drift_history WHERE role = '{role}'")
         async with running(stage.controller()) as controller:
             await database.wait_value(f"SELECT count(*) FROM pgrole.history WHERE role = '{role}'", 1)
             await controller.rest()
-            obj = await stage.kube.wait_ready("app")
+            obj = await kube.wait_ready("app")
             assert obj["status"]["lastDrift"]["by"] == {"login": "alice", "proof": "Session"}
             assert obj["status"]["driftHistory"] == [entry]
+            await check_reported_once(kube, database, reported)
 
 
-async def test_a_role_drift_by_a_closed_session_has_no_author(stage: Stage) -> None:
-    role = name_role()
+async def check_corrected(kube: Kube, database: Database, role: str) -> Json:
+    """Returns the drift's entry in the history in status."""
+    obj = await kube.wait_for("app", caused_by("alice"), "alice caused it")
+    assert obj["status"]["lastDrift"]["fields"] == ["connectionLimit"]
+    assert obj["status"]["lastDrift"]["by"] == {"login": "alice", "proof": "Session"}
+    (entry,) = obj["status"]["driftHistory"]
+    assert entry["by"] == {"login": "alice", "proof": "Session"}
+    (row,) = await history(database, role, "alice")
+    assert (row["proof"], row["fields"], row["corrected"], row["count"]) == ("Session", ["connectionLimit"], True, 1)
+    assert row["statement"] is None
+    details = await database.fetchval("SELECT details::text FROM pgrole.history WHERE role = $1", role)
+    assert json.loads(details) == {"connectionLimit": {"declared": "7", "observed": "99"}}
+    return dict(entry)
+
+
+async def check_reported_once(kube: Kube, database: Database, role: str) -> None:
+    """It has one history row, however often it is found."""
+    obj = await kube.wait_for("reported", caused_by("bob"), "bob caused it")
+    assert obj["status"]["lastDrift"]["corrected"] is False
+    (row,) = await history(database, role, "bob")
+    assert (row["proof"], row["corrected"], row["count"]) == ("Session", False, 1)
+    assert len(obj["status"]["driftHistory"]) == 1
+
+
+async def test_a_drift_by_a_closed_session_has_no_author_and_each_reported_one_its_own(stage: Stage) -> None:
     async with running(stage.controller()), stage.database() as database:
-        await stage.kube.apply("app", name=role)
-        await stage.kube.wait_ready("app")
-        statement = f"DO $$ BEGIN EXECUTE 'ALTER RO' || 'LE {role[:3]}' || '{role[3:]} CREATEDB'; END $$"
-        await database.execute(statement)
-        await database.wait_value(f"SELECT count(*) FROM pgrole.history WHERE role = '{role}' AND proof IS NULL", 1)
-        obj = await stage.kube.wait_for("app", lambda one: "lastDrift" in one["status"], "it drifted")
-        assert obj["status"]["lastDrift"]["by"] == {"proof": "None"}
+        await drift_by_a_closed_session(stage.kube, database, name_role())
+        await drift_by_two_persons(stage, database, name_role())
 
 
-@pytest.mark.slow
-async def test_a_reported_drift_has_one_history_row_however_often_it_is_found(stage: Stage) -> None:
-    role = name_role()
-    async with stage.database() as database, person(stage.postgres, "bob") as bob:
-        for session in range(2):
-            async with running(stage.controller()) as controller:
-                if session == 0:
-                    await stage.kube.apply("app", name=role, drift={"policy": "Report"})
-                    await stage.kube.wait_ready("app")
-                    await bob.execute(f"ALTER ROLE {role} CREATEDB")
-                obj = await stage.kube.wait_for("app", caused_by("bob"), "bob caused it")
-                assert obj["status"]["lastDrift"]["corrected"] is False
-                (row,) = await history(database, role, "bob")
-                assert (row["proof"], row["corrected"], row["count"]) == ("Session", False, 1)
-                assert len(obj["status"]["driftHistory"]) == 1
-                await controller.rest()
+async def drift_by_a_closed_session(kube: Kube, database: Database, role: str) -> None:
+    await kube.apply("closed", name=role)
+    await kube.wait_ready("closed")
+    statement = f"DO $$ BEGIN EXECUTE 'ALTER RO' || 'LE {role[:3]}' || '{role[3:]} CREATEDB'; END $$"
+    await database.execute(statement)
+    await database.wait_value(f"SELECT count(*) FROM pgrole.history WHERE role = '{role}' AND proof IS NULL", 1)
+    obj = await kube.wait_for("closed", lambda one: "lastDrift" in one["status"], "it drifted")
+    assert obj["status"]["lastDrift"]["by"] == {"proof": "None"}
 
 
-async def test_a_second_reported_drift_of_a_field_names_its_own_author(stage: Stage) -> None:
-    role = name_role()
-    async with running(stage.controller()), stage.database() as database:
-        await stage.kube.apply("app", name=role, connectionLimit=7, drift={"policy": "Report"})
-        await stage.kube.wait_ready("app")
-        times: list[str] = []
-        rows: list[dict[str, Any]] = []
-        obj: Json = {}
-        for login, limit in (("mallory", 8), ("niaj", 9)):
-            async with person(stage.postgres, login) as who:
-                await anyio.sleep(1.1 if times else 0.0)  # times in status have whole seconds
-                await who.execute(f"ALTER ROLE {role} CONNECTION LIMIT {limit}")
-                obj = await stage.kube.wait_for("app", caused_by(login), f"{login} caused it")
-                rows = await history(database, role, login)
-            times.append(obj["status"]["lastDrift"]["time"])
-        assert [row["login"] for row in rows] == ["mallory", "niaj"]
-        assert times == sorted(set(times))
-        assert [entry["by"]["login"] for entry in obj["status"]["driftHistory"]] == ["niaj", "mallory"]
+async def drift_by_two_persons(stage: Stage, database: Database, role: str) -> None:
+    await stage.kube.apply("app", name=role, connectionLimit=7, drift={"policy": "Report"})
+    await stage.kube.wait_ready("app")
+    times: list[str] = []
+    rows: list[dict[str, Any]] = []
+    obj: Json = {}
+    for login, limit in (("mallory", 8), ("niaj", 9)):
+        async with person(stage.postgres, login) as who:
+            await anyio.sleep(1.1 if times else 0.0)  # times in status have whole seconds
+            await who.execute(f"ALTER ROLE {role} CONNECTION LIMIT {limit}")
+            obj = await stage.kube.wait_for("app", caused_by(login), f"{login} caused it")
+            rows = await history(database, role, login)
+        times.append(obj["status"]["lastDrift"]["time"])
+    assert [row["login"] for row in rows] == ["mallory", "niaj"]
+    assert times == sorted(set(times))
+    assert [entry["by"]["login"] for entry in obj["status"]["driftHistory"]] == ["niaj", "mallory"]
 
 
 @pytest.mark.since(15, "jsonlog")
