@@ -1,10 +1,10 @@
 """Rotation, and restoring a deleted Secret, happen once, at whatever point the controller is killed."""
 
 import json
-import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import datetime
+from random import Random
 from typing import Any
 
 import anyio
@@ -17,8 +17,11 @@ from tests.acceptance.world import PATIENCE, Database, Json, Kube, Stage, is_rea
 
 pytestmark = pytest.mark.slow
 
-GENERATED: Json = {"password": {"generate": {}}, "connectionSecret": {"name": "delivered"}}
-ROUNDS = 20
+#: What happens to the object of each name.
+ACTIONS = ("rotate", "delete")
+ROUNDS = 6
+#: Of the points at which the controller is killed.
+SEED = 7
 POLICIES = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
 SESSIONS = "FROM pg_stat_activity WHERE application_name LIKE 'pgrole-controller %'"
 TURN = "LOCK TABLE pgrole.turn_to_change IN ACCESS EXCLUSIVE MODE"
@@ -34,27 +37,51 @@ def version(secret: Json | None) -> str:
     return str(secret["metadata"]["resourceVersion"])
 
 
-async def request(kube: Kube, value: str) -> None:
-    await kube.patch("app", {"metadata": {"annotations": {"pgrole.dev/rotate": value}}})
+def generated(name: str, **generate: object) -> Json:
+    """Returns the spec of an object of this name."""
+    return {"password": {"generate": generate}, "connectionSecret": {"name": secret_of(name)}}
 
 
-async def look_again(kube: Kube, comment: str) -> Json:
+def secret_of(name: str) -> str:
+    return f"{name}-delivered"
+
+
+async def make(kube: Kube, *names: str) -> dict[str, Json]:
+    """Returns the Secrets of Ready objects, by their names."""
+    await kube.apply_all({name: generated(name) for name in names})
+    for name in names:
+        await kube.wait_ready(name)
+    return {name: await kube.wait_secret(secret_of(name)) for name in names}
+
+
+async def wait_other(kube: Kube, before: Json, name: str = "app") -> Json:
+    """Returns the Secret of an object once it has another password."""
+    return await kube.wait_secret(secret_of(name), lambda held: text(held) != text(before), "another password")
+
+
+async def request(kube: Kube, value: str, name: str = "app") -> None:
+    await kube.patch(name, {"metadata": {"annotations": {"pgrole.dev/rotate": value}}})
+
+
+async def look_again(kube: Kube, comment: str, name: str = "app") -> Json:
     """Causes one more reconcile of the object, and waits until status reports it."""
-    obj = await kube.patch("app", {"spec": {"comment": comment}})
+    obj = await kube.patch(name, {"spec": {"comment": comment}})
     generation = obj["metadata"]["generation"]
     return await kube.wait_for(
-        "app", lambda seen: is_ready(seen) and seen["status"]["observedGeneration"] >= generation, comment
+        name, lambda seen: is_ready(seen) and seen["status"]["observedGeneration"] >= generation, comment
     )
 
 
-async def assert_agreement(kube: Kube, database: Database, password: str, held: Json | None = None) -> None:
+async def assert_agreement(
+    kube: Kube, database: Database, password: str, held: Json | None = None, name: str = "app"
+) -> None:
     """Asserts that role and Secret have the password; given `held`, that the Secret was not written since."""
-    await database.wait_password("app", password)
-    await look_again(kube, "after all that")
-    now = await kube.secret("delivered")
-    assert text(now) == password
-    assert held is None or version(now) == version(held)
-    await database.wait_password("app", password)
+    await database.wait_password(name, password)
+    await look_again(kube, "after all that", name)
+    now = await kube.secret(secret_of(name))
+    assert text(now) == password, name
+    assert held is None or version(now) == version(held), name
+    await database.wait_password(name, password)
 
 
 @asynccontextmanager
@@ -112,23 +139,24 @@ async def denied(
 
 def no_secret(kube: Kube) -> Any:
     async def probe() -> Json:
-        body = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "delivered"}, "data": {"x": "eA=="}}
+        name = secret_of("probe")
+        body = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "data": {"x": "eA=="}}
         return await kube.server.request(
             "PATCH",
-            kube.secret_path("delivered"),
+            kube.secret_path(name),
             body,
             content_type="application/apply-patch+yaml",
             query={"fieldManager": "probe", "dryRun": "All", "force": "true"},
         )
 
-    return denied(kube, ":secrets", "object.metadata.name == 'delivered'", probe)
+    return denied(kube, ":secrets", f"object.metadata.name.endsWith('{secret_of('')}')", probe)
 
 
-def no_status(kube: Kube) -> Any:
+def no_status(kube: Kube, name: str) -> Any:
     async def probe() -> Json:
         return await kube.server.request(
             "PATCH",
-            f"{kube.path('app')}/status",
+            f"{kube.path(name)}/status",
             {"status": {"driftCount": 12345}},
             content_type="application/merge-patch+json",
             query={"dryRun": "All"},
@@ -137,97 +165,85 @@ def no_status(kube: Kube) -> Any:
     return denied(kube, "pgrole.dev:pgroles/status", "true", probe)
 
 
-ACTIONS = ["rotate", "delete"]
+async def disturb(kube: Kube) -> None:
+    """Requests a rotation for one object, and deletes the Secret of the other."""
+    await request(kube, "1", "rotate")
+    await kube.delete_secret(secret_of("delete"))
 
 
-async def begin(stage: Stage) -> Json:
-    """Returns the Secret of a Ready object; no controller runs afterwards."""
-    async with running(stage.controller()):
-        await stage.kube.apply("app", **GENERATED)
-        await stage.kube.wait_ready("app")
-        return await stage.kube.wait_secret("delivered")
-
-
-async def disturb(kube: Kube, action: str) -> None:
-    if action == "rotate":
-        await request(kube, "1")
-    else:
-        await kube.delete_secret("delivered")
-
-
-@pytest.mark.parametrize("action", ACTIONS)
-async def test_a_kill_before_the_secret_is_written_loses_nothing(stage: Stage, action: str) -> None:
-    kube, before = stage.kube, await begin(stage)
+async def test_a_kill_before_the_secret_is_written_loses_nothing(stage: Stage) -> None:
+    kube, controller = stage.kube, stage.controller()
+    await controller.start()
+    before = await make(kube, *ACTIONS)
     async with stage.database() as database:
         async with no_secret(kube):
-            controller = stage.controller()
-            await controller.start()
-            await controller.wait_log("session with PostgreSQL begins")
-            await disturb(kube, action)
-            obj = await kube.wait_reason("app", "NotAllowed")
-            conditions = json.dumps(obj["status"]["conditions"])
-            assert ": 422 Invalid" in conditions
-            assert "denied for a moment" not in conditions
+            await disturb(kube)
+            for name in ACTIONS:
+                obj = await kube.wait_reason(name, "NotAllowed")
+                conditions = json.dumps(obj["status"]["conditions"])
+                assert ": 422 Invalid" in conditions
+                assert "denied for a moment" not in conditions
             await controller.kill()
-            await database.wait_password("app", text(before))
+            for name in ACTIONS:
+                await database.wait_password(name, text(before[name]))
         async with running(stage.controller()):
-            after = await kube.wait_secret("delivered", lambda held: text(held) != text(before), "another password")
-            await assert_agreement(kube, database, text(after), after)
+            for name in ACTIONS:
+                after = await wait_other(kube, before[name], name)
+                await assert_agreement(kube, database, text(after), after, name)
 
 
-@pytest.mark.parametrize("action", ACTIONS)
-async def test_a_kill_between_secret_and_database_ends_with_the_secrets_password_set(stage: Stage, action: str) -> None:
-    kube, before = stage.kube, await begin(stage)
+async def test_a_lock_only_delays_a_rotation_and_a_kill_meanwhile_ends_with_the_secrets_password_set(
+    stage: Stage,
+) -> None:
+    kube, controller = stage.kube, stage.controller()
+    await controller.start()
+    before = await make(kube, "app", *ACTIONS)
     async with stage.database() as database, stage.database() as other:
-        controller = stage.controller()
-        await controller.start()
-        await controller.wait_log("session with PostgreSQL begins")
-        await look_again(kube, "at rest")
-        async with other.connection.transaction():
-            await other.execute(TURN)
-            await disturb(kube, action)
-            after = await kube.wait_secret("delivered", lambda held: text(held) != text(before), "another password")
-            await controller.kill()
-            # A statement that it sent waits for the lock, and would still run.
-            await database.execute(f"SELECT pg_terminate_backend(pid) {SESSIONS}")
-            await database.wait_value(f"SELECT count(*) {SESSIONS}", 0)
-        await database.wait_password("app", text(before))
-        async with running(stage.controller()):
-            await assert_agreement(kube, database, text(after), after)
-
-
-@pytest.mark.parametrize("action", ACTIONS)
-async def test_a_kill_between_database_and_status_repeats_nothing(stage: Stage, action: str) -> None:
-    kube, before = stage.kube, await begin(stage)
-    async with stage.database() as database:
-        async with no_status(kube):
-            controller = stage.controller()
-            await controller.start()
-            await controller.wait_log("session with PostgreSQL begins")
-            await disturb(kube, action)
-            after = await kube.wait_secret("delivered", lambda held: text(held) != text(before), "another password")
-            await database.wait_password("app", text(after))
-            await controller.wait_log("status not written, trying again")
-            await controller.kill()
-        async with running(stage.controller()):
-            await assert_agreement(kube, database, text(after), after)
-
-
-async def test_a_lock_only_delays_a_rotation(stage: Stage) -> None:
-    kube, before = stage.kube, await begin(stage)
-    async with running(stage.controller()) as controller, stage.database() as database, stage.database() as other:
         await look_again(kube, "at rest")
         async with other.connection.transaction():
             await other.execute(TURN)
             await request(kube, "1")
-            after = await kube.wait_secret("delivered", lambda held: text(held) != text(before), "another password")
+            after = await wait_other(kube, before["app"])
             await controller.wait_log("object is not ready")
         await assert_agreement(kube, database, text(after), after)
+        for name in ACTIONS:
+            await look_again(kube, "at rest", name)
+        async with other.connection.transaction():
+            await other.execute(TURN)
+            await disturb(kube)
+            changed = {name: await wait_other(kube, before[name], name) for name in ACTIONS}
+            await controller.kill()
+            # A statement that it sent waits for the lock, and would still run.
+            await database.execute(f"SELECT pg_terminate_backend(pid) {SESSIONS}")
+            await database.wait_value(f"SELECT count(*) {SESSIONS}", 0)
+        for name in ACTIONS:
+            await database.wait_password(name, text(before[name]))
+        async with running(stage.controller()):
+            for name in ACTIONS:
+                await assert_agreement(kube, database, text(changed[name]), changed[name], name)
+
+
+async def test_a_kill_between_database_and_status_repeats_nothing(stage: Stage) -> None:
+    kube, controller = stage.kube, stage.controller()
+    await controller.start()
+    before = await make(kube, *ACTIONS)
+    async with stage.database() as database:
+        async with no_status(kube, ACTIONS[0]):
+            await disturb(kube)
+            after = {name: await wait_other(kube, before[name], name) for name in ACTIONS}
+            for name in ACTIONS:
+                await database.wait_password(name, text(after[name]))
+                await controller.wait_log(f"status not written, trying again  object={kube.namespace}/{name}")
+            await controller.kill()
+        async with running(stage.controller()):
+            for name in ACTIONS:
+                await assert_agreement(kube, database, text(after[name]), after[name], name)
 
 
 async def test_each_rotation_request_is_handled_once_despite_kills_at_random_points(stage: Stage) -> None:
-    kube, held = stage.kube, await begin(stage)
-    since, handled = version(held), 0
+    kube, draw, handled = stage.kube, Random(SEED), 0
+    async with running(stage.controller()):
+        since = version((await make(kube, "app"))["app"])
     async with stage.database() as database:
         for number in range(1, ROUNDS + 1):
             controller = stage.controller()
@@ -236,7 +252,7 @@ async def test_each_rotation_request_is_handled_once_despite_kills_at_random_poi
             await wait_agreement(kube, database, handled)
             await request(kube, str(number))
             handled = number
-            await anyio.sleep(random.uniform(0, 0.08))  # makes the point of the kill random
+            await anyio.sleep(draw.uniform(0, 0.08))  # makes the point of the kill random
             await controller.kill()
             assert "Traceback" not in controller.log
         async with running(stage.controller()):
@@ -255,19 +271,19 @@ async def wait_agreement(kube: Kube, database: Database, handled: int) -> None:
     """Waits until the claim records this request as handled, and the role has the password in the Secret."""
     sql = "SELECT rotate_handled FROM pgrole.claim WHERE role_name = 'app'"
     await database.wait_value(sql, str(handled or ""))
-    await database.wait_password("app", text(await kube.secret("delivered")))
+    await database.wait_password("app", text(await kube.secret(secret_of("app"))))
 
 
 async def read_history(kube: Kube, since: str) -> list[Json]:
     """Returns every version of the Secret after `since`. No controller may be running."""
     found: list[Json] = []
-    last = version(await kube.patch_secret("delivered", {"metadata": {"labels": {"last": since}}}))
+    last = version(await kube.patch_secret(secret_of("app"), {"metadata": {"labels": {"last": since}}}))
     async with Client.connect(str(kube.server.kubeconfig)) as client:
         query = {"watch": "true", "resourceVersion": since}
         async with client.stream(kube.secret_path(), query=query, inactivity=PATIENCE) as lines:
             async for line in lines:
                 event = json.loads(line)
-                if event["type"] in ("ADDED", "MODIFIED") and event["object"]["metadata"]["name"] == "delivered":
+                if event["type"] in ("ADDED", "MODIFIED") and event["object"]["metadata"]["name"] == secret_of("app"):
                     found.append(event["object"])
                     if version(event["object"]) == last:
                         return found
@@ -277,11 +293,11 @@ async def read_history(kube: Kube, since: str) -> list[Json]:
 async def test_a_restart_rotates_and_writes_nothing(stage: Stage) -> None:
     kube = stage.kube
     async with running(stage.controller()):
-        await kube.apply("app", **(GENERATED | {"password": {"generate": {"rotateEvery": "1h"}}}))
+        await kube.apply("app", **generated("app", rotateEvery="1h"))
         await kube.wait_ready("app")
-        before = await kube.wait_secret("delivered")
+        before = await kube.wait_secret(secret_of("app"))
         await request(kube, "1")
-        held = await kube.wait_secret("delivered", lambda held: text(held) != text(before), "another password")
+        held = await wait_other(kube, before)
         await kube.wait_for("app", lambda obj: bool(obj["status"].get("nextRotation")), "nextRotation")
         await kube.apply_secret("source", password="ours")
         for number in range(10):
@@ -298,16 +314,16 @@ async def test_a_restart_rotates_and_writes_nothing(stage: Stage) -> None:
             await kube.wait_ready("fence")
             await kube.delete("fence")
             await kube.wait_gone("fence")
-    assert version(await kube.secret("delivered")) == version(held)
+    assert version(await kube.secret(secret_of("app"))) == version(held)
     assert {obj["metadata"]["name"]: obj for obj in await kube.objects()} == objects
 
 
 async def test_a_rotation_that_became_due_while_no_controller_ran_happens_once(stage: Stage) -> None:
     kube = stage.kube
     async with running(stage.controller()):
-        await kube.apply("app", **(GENERATED | {"password": {"generate": {"rotateEvery": "15s"}}}))
+        await kube.apply("app", **generated("app", rotateEvery="15s"))
         obj = await kube.wait_ready("app")
-    before = await kube.wait_secret("delivered")
+    before = await kube.wait_secret(secret_of("app"))
     due = datetime.fromisoformat(before["metadata"]["annotations"]["pgrole.dev/rotated-at"])
     assert obj["status"]["nextRotation"]
     async with stage.database() as database:
@@ -316,42 +332,42 @@ async def test_a_rotation_that_became_due_while_no_controller_ran_happens_once(s
         await kube.patch("app", {"spec": {"password": {"generate": {"rotateEvery": "1h"}}}})
         async with running(stage.controller()):
             await kube.wait_ready("app")
-            assert text(await kube.secret("delivered")) == text(before), "the current spec decides"
+            assert text(await kube.secret(secret_of("app"))) == text(before), "the current spec decides"
             await kube.patch("app", {"spec": {"password": {"generate": {"rotateEvery": "15s"}}}})
-            held = await kube.wait_secret("delivered", lambda held: text(held) != text(before), "another password")
+            held = await wait_other(kube, before)
             await kube.patch("app", {"spec": {"password": {"generate": {"rotateEvery": "1h"}}}})
             await assert_agreement(kube, database, text(held))
         assert len({seen["data"]["password"] for seen in await read_history(kube, since)}) == 1
 
 
-async def test_the_database_follows_a_secret_restored_from_a_backup_and_repeats_no_rotation(stage: Stage) -> None:
-    kube, backup = stage.kube, await begin(stage)
+async def test_neither_a_secret_restored_from_a_backup_nor_the_loss_of_claims_repeats_a_rotation(stage: Stage) -> None:
+    """The database follows the restored Secret. Claims are lost with schema pgrole, after another object's rotation."""
+    kube = stage.kube
+    handled = "SELECT rotate_handled FROM pgrole.claim WHERE role_name = '{}'"
     async with stage.database() as database:
         async with running(stage.controller()):
+            secrets = await make(kube, "app", "other")
+            backup = secrets["app"]
             await request(kube, "1")
-            await kube.wait_secret("delivered", lambda held: text(held) != text(backup), "another password")
-            await database.wait_value("SELECT rotate_handled FROM pgrole.claim WHERE role_name = 'app'", "1")
+            await wait_other(kube, backup)
+            await database.wait_value(handled.format("app"), "1")
             annotations = {"pgrole.dev/rotate-handled": None} | backup["metadata"]["annotations"]
             restored = await kube.patch_secret(
-                "delivered", {"metadata": {"annotations": annotations}, "data": backup["data"]}
+                secret_of("app"), {"metadata": {"annotations": annotations}, "data": backup["data"]}
             )
             await assert_agreement(kube, database, text(backup))
-            assert version(await kube.secret("delivered")) == version(restored)
+            assert version(await kube.secret(secret_of("app"))) == version(restored)
         async with running(stage.controller()):
             await look_again(kube, "once more")
-            assert version(await kube.secret("delivered")) == version(restored)
+            assert version(await kube.secret(secret_of("app"))) == version(restored)
             await request(kube, "2")
-            after = await kube.wait_secret("delivered", lambda held: text(held) != text(backup), "another password")
+            after = await wait_other(kube, backup)
             await assert_agreement(kube, database, text(after), after)
 
-
-async def test_handled_rotations_are_not_repeated_after_the_claims_are_lost(stage: Stage) -> None:
-    kube, before = stage.kube, await begin(stage)
-    async with running(stage.controller()), stage.database() as database:
-        await request(kube, "1")
-        held = await kube.wait_secret("delivered", lambda held: text(held) != text(before), "another password")
-        await look_again(kube, "at rest")
-        await database.drop_schema()
-        await database.wait_value("SELECT to_regclass('pgrole.claim') IS NOT NULL", True)
-        await database.wait_value("SELECT rotate_handled FROM pgrole.claim WHERE role_name = 'app'", "1")
-        await assert_agreement(kube, database, text(held))
+            await request(kube, "1", "other")
+            held = await wait_other(kube, secrets["other"], "other")
+            await look_again(kube, "at rest", "other")
+            await database.drop_schema()
+            await database.wait_value("SELECT to_regclass('pgrole.claim') IS NOT NULL", True)
+            await database.wait_value(handled.format("other"), "1")
+            await assert_agreement(kube, database, text(held), name="other")
