@@ -2,8 +2,10 @@
 
 import re
 import resource
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
@@ -11,6 +13,7 @@ import aiohttp
 import anyio
 import anyio.lowlevel
 import pytest
+import pytest_asyncio
 from anyio.abc import SocketStream
 
 from pgrole_controller.local.apiserver import ApiServer
@@ -18,7 +21,7 @@ from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.local.process import reached
 from tests.acceptance.scraped_metrics import ScrapedMetrics, wait_figures
 from tests.acceptance.servers import PgServers, pgservers
-from tests.acceptance.timed_controller import TimedController, staying_responsive
+from tests.acceptance.timed_controller import TimedController, check_calm, staying_responsive
 from tests.acceptance.world import PATIENCE, Database, Kube, make_kube, open_database, remove
 from tests.servers import Servers
 
@@ -34,9 +37,9 @@ FEWEST = 3
 KINDS = ("silent", "slow", "endless", "pipelined", "scraping", "deaf", "nonsense")
 
 
-async def drift(database: Database) -> None:
-    await database.execute("ALTER ROLE app CREATEDB")
-    await database.wait_role("app", lambda row: not row["rolcreatedb"], "repaired")
+async def drift(database: Database, role: str = "app") -> None:
+    await database.execute(f"ALTER ROLE {role} CREATEDB")
+    await database.wait_role(role, lambda row: not row["rolcreatedb"], "repaired")
 
 
 @asynccontextmanager
@@ -83,29 +86,51 @@ async def test_without_free_file_descriptors_existing_sessions_continue(
         assert len(re.findall(rf'"session with PostgreSQL begins".*"server": "{OTHER}"', controller.log)) == 1
 
 
+@dataclass(frozen=True, slots=True)
+class ExposedController:
+    """A controller that others connect to, and its server, with a role for each kind of client."""
+
+    controller: TimedController
+    database: Database
+    began: float
+
+
+@pytest_asyncio.fixture(scope="class", loop_scope="session")
+async def exposed(
+    api_server: ApiServer, servers: Servers, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[ExposedController]:
+    async with (
+        servers.run() as server,
+        open_database(server.dsn()) as database,
+        declared(api_server, tmp_path_factory.mktemp("exposed"), {ONE: server}) as (kube, _, controller),
+    ):
+        began = time.monotonic()
+        await kube.apply_all({kind: {"serverRef": {"name": ONE}} for kind in KINDS})
+        await kube.wait_all_ready()
+        yield ExposedController(controller, database, began)
+
+
 class TestHealthPort:
     """Anyone in the network can connect: repairs continue, and valid requests are answered."""
 
     @pytest.mark.parametrize("kind", KINDS)
     async def test_misbehaving_clients_delay_no_repair_probe_or_scrape(
-        self, api_server: ApiServer, own_postgres: PostgresServer, tmp_path: Path, kind: str
+        self, exposed: ExposedController, kind: str
     ) -> None:
-        async with (
-            open_database(own_postgres.dsn()) as here,
-            declared(api_server, tmp_path, {ONE: own_postgres}) as (_, _, controller),
-            anyio.create_task_group() as tasks,
-        ):
+        controller = exposed.controller
 
-            def is_connected(found: ScrapedMetrics) -> bool:
-                return found.get("pgrole_server_connected", server=ONE) == 1
+        def is_connected(found: ScrapedMetrics) -> bool:
+            return found.get("pgrole_server_connected", server=ONE) == 1
 
+        async with anyio.create_task_group() as tasks:
             for _ in range(CLIENTS):
                 tasks.start_soon(_misbehave, controller.health_port, kind)
             for _ in range(ROUNDS):
-                await drift(here)
+                await drift(exposed.database, kind)
                 await _wait_alive(controller)
                 await wait_figures(controller, is_connected, "its server is connected")
             tasks.cancel_scope.cancel()
+        check_calm(controller, time.monotonic() - exposed.began)
 
 
 async def _wait_alive(controller: TimedController) -> None:
