@@ -1,4 +1,4 @@
-"""Fourteen servers, six of which misbehave: the controller reports each of these, and none affects another.
+"""Ten servers, six of which misbehave: the controller reports each of these, and none affects another.
 
 `python -m bench.isolation` measures how long a repair takes with and without them.
 """
@@ -34,7 +34,7 @@ from tests.servers import Servers
 
 pytestmark = pytest.mark.slow
 
-HEALTHY = 8
+HEALTHY = 4
 #: PgRoles of each misbehaving server; few, so that their work does not delay others.
 ROLES = 5
 
