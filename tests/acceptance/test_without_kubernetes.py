@@ -2,10 +2,8 @@
 
 import signal
 import statistics
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
-from typing import Literal
 
 import anyio
 import pytest
@@ -14,11 +12,22 @@ from pgrole_controller.local.apiserver import ApiServer
 from pgrole_controller.local.binaries import Binaries
 from pgrole_controller.local.manifests import apply_crds
 from pgrole_controller.local.process import reached
-from tests.acceptance.replicas import Replicas, Say, replicas, side_by_side
+from tests.acceptance.replicas import Replicas, Say, replicas
 from tests.acceptance.scraped_metrics import wait_figures
 from tests.acceptance.service_account import serving
 from tests.acceptance.wire import Wire, wire
-from tests.acceptance.world import PATIENCE, Controller, Json, Kube, Stage, make_kube, open_database, running, says
+from tests.acceptance.world import (
+    PATIENCE,
+    Controller,
+    Database,
+    Json,
+    Kube,
+    Stage,
+    make_kube,
+    open_database,
+    running,
+    says,
+)
 from tests.api_server_pool import ApiServerPool
 from tests.servers import Servers
 
@@ -29,23 +38,23 @@ AWAY = 40.0
 #: Tolerance beyond documented times, in seconds: the machine may be busy.
 SLACK = 20.0
 #: Number of roles for `repairs`: enough that none drifts five times within a minute, which would be a contest.
-ROLES = 40
+ROLES = 20
 #: Number of roles where no more than these drift.
 FEW = 3
 #: Pause between two drifts, in seconds: repairs do not depend on each other.
-PAUSE = 0.5
-
-How = Literal["freeze", "cut"]
+PAUSE = 1.0
 
 
 @asynccontextmanager
-async def cluster(stage: Stage, roles: int = FEW) -> AsyncIterator[tuple[Replicas, tuple[Wire, Wire]]]:
+async def cluster(stage: Stage, roles: int = FEW, *arguments: str) -> AsyncIterator[tuple[Replicas, tuple[Wire, Wire]]]:
     """Two replicas, each with its own wire to the API server; the first leads, and everything is Ready."""
     host, _, port = stage.kube.server.url.removeprefix("https://").partition(":")
     async with (
         wire(host, int(port)) as one,
         wire(host, int(port)) as other,
-        replicas(stage, url=f"https://127.0.0.1:{one.port}", second_url=f"https://127.0.0.1:{other.port}") as pair,
+        replicas(
+            stage, *arguments, url=f"https://127.0.0.1:{one.port}", second_url=f"https://127.0.0.1:{other.port}"
+        ) as pair,
     ):
         await pair.start()
         await declare(stage, roles)
@@ -62,30 +71,33 @@ async def declare(stage: Stage, roles: int) -> None:
     await stage.kube.wait_all_ready()
 
 
-def away(wires: Iterable[Wire], how: How) -> None:
-    for one in wires:
-        (one.freeze if how == "freeze" else one.cut)()
-
-
 async def unconfirmed(pair: Replicas) -> None:
     await pair.first.controller.wait_log("leadership not confirmed")
 
 
-async def repairs(pair: Replicas, until: float) -> list[float]:
+async def enforced_on_passwords(database: Database) -> None:
+    """Guesses a password and drops a role; waits until both are as last applied."""
+    await database.execute("ALTER ROLE secured PASSWORD 'guessed'")
+    await database.wait_password("secured", "first password")
+    await database.execute("DROP ROLE dropped")
+    await database.wait_password("dropped", "first password")
+
+
+async def repairs(pair: Replicas, until: float, roles: int = ROLES, pause: float = PAUSE) -> list[float]:
     """Makes one role after another drift, each once the previous one is repaired; returns the seconds of each
     repair.
     """
     took: list[float] = []
     async with pair.stage.database() as database:
         while anyio.current_time() < until:
-            name = f"app-{len(took) % ROLES}"
+            name = f"app-{len(took) % roles}"
             began = anyio.current_time()
             await database.execute(f'ALTER ROLE "{name}" CONNECTION LIMIT 99')
             while await database.fetchval("SELECT rolconnlimit FROM pg_roles WHERE rolname = $1", name) == 99:
                 await anyio.sleep(0.01)
                 assert anyio.current_time() - began < PATIENCE * 2
             took.append(anyio.current_time() - began)
-            await anyio.sleep(PAUSE)
+            await anyio.sleep(pause)
     return took
 
 
@@ -102,17 +114,16 @@ async def drifts_counted(kube: Kube, corrected: int) -> None:
 
 
 async def test_without_kubernetes_the_leader_enforces_the_last_applied_state_and_nothing_else(
-    stage: Stage, servers: Servers, say: Say
+    stage: Stage, say: Say
 ) -> None:
-    """For `AWAY` seconds, with an API server that hangs, and with one that accepts no connections."""
-    await side_by_side(stage, servers, partial(leader_stays, say, "freeze"), partial(leader_stays, say, "cut"))
-
-
-async def leader_stays(say: Say, how: How, own: Stage) -> None:
-    kube = own.kube
-    async with cluster(own, ROLES) as (pair, wires):
+    """For `AWAY` seconds, with an API server that hangs. One that accepts no connections:
+    `test_an_api_server_that_is_killed_and_restarted_interrupts_no_repair`.
+    """
+    kube = stage.kube
+    async with cluster(stage, ROLES) as (pair, wires):
         logged = pair.logged()
-        away(wires, how)
+        for one in wires:
+            one.freeze()
         until = anyio.current_time() + AWAY
         # The controller does not know what is declared meanwhile; it waits.
         await kube.apply("late", login=True)
@@ -121,16 +132,13 @@ async def leader_stays(say: Say, how: How, own: Stage) -> None:
         took = await repairs(pair, until - AWAY / 2)
         await unconfirmed(pair)
         await wait_figures(pair.first.controller, lambda found: found.get("pgrole_leader") == 0, "no leader")
-        await pair.database.execute("ALTER ROLE secured PASSWORD 'guessed'")
-        await pair.database.wait_password("secured", "first password")
-        await pair.database.execute("DROP ROLE dropped")
-        await pair.database.wait_password("dropped", "first password")
+        await enforced_on_passwords(pair.database)
         took += await repairs(pair, until)
         assert await pair.database.role("late") is None
         assert pair.writers(logged) == ["first"]
-        say(f"away ({how}): drift repaired, p50 of {len(took)}", statistics.median(took))
-        say(f"away ({how}): drift repaired, p99", sorted(took)[int(len(took) * 0.99)])
-        say(f"away ({how}): drift repaired, longest", max(took))
+        say(f"away: drift repaired, p50 of {len(took)}", statistics.median(took))
+        say("away: drift repaired, p99", sorted(took)[int(len(took) * 0.99)])
+        say("away: drift repaired, longest", max(took))
         assert max(took) < SLACK
         for one in wires:
             one.mend()
@@ -139,7 +147,7 @@ async def leader_stays(say: Say, how: How, own: Stage) -> None:
         await pair.database.wait_role("late", lambda role: role["rolcanlogin"], "LOGIN")
         await pair.database.wait_role("app-0", lambda role: role["rolconnlimit"] == 7, "CONNECTION LIMIT 7")
         await kube.wait_all_ready()
-        say(f"away ({how}): back, until everything is reported", anyio.current_time() - began)
+        say("away: back, until everything is reported", anyio.current_time() - began)
         await drifts_counted(kube, len(took))
         await kube.wait_event("DriftCorrected", about="secured")
         assert "no longer leading" not in pair.first.controller.log
@@ -148,48 +156,66 @@ async def leader_stays(say: Say, how: How, own: Stage) -> None:
         await kube.wait_gone("doomed")
 
 
-async def test_without_kubernetes_a_standby_replaces_a_killed_leader(stage: Stage, servers: Servers, say: Say) -> None:
-    await side_by_side(stage, servers, partial(leader_is_killed, say, "freeze"), partial(leader_is_killed, say, "cut"))
+async def test_without_kubernetes_a_standby_replaces_a_killed_leader_also_for_privileges(
+    stage: Stage, say: Say
+) -> None:
+    """The leader's connections are refused, the API server of the standby hangs."""
+    async with cluster(stage, FEW, "--databases-detection=auto") as (pair, wires):
+        await pair.database.execute("CREATE DATABASE shop")
+        async with open_database(stage.postgres.dsn(database="shop")) as shop:
+            await shop.execute("CREATE SCHEMA app; CREATE TABLE app.orders (id int)")
+            read = {"database": "shop", "schemas": [{"name": "app", "access": ["Read"]}]}
+            await stage.kube.apply("reader", name="reader", privileges=[read])
+            await stage.kube.wait_ready("reader")
+            await leader_is_killed(stage, pair, wires, shop, say)
 
 
-async def leader_is_killed(say: Say, how: How, own: Stage) -> None:
-    async with cluster(own) as (pair, wires):
-        logged = pair.logged()
-        away(wires, how)
-        await unconfirmed(pair)
-        await pair.database.execute("ALTER ROLE secured PASSWORD 'guessed'")
-        await pair.database.wait_password("secured", "first password")
-        await pair.first.end(signal.SIGKILL)
-        gap = await pair.drift("app-1", PATIENCE * 2)
-        say(f"away ({how}), leader killed: the gap", gap)
-        assert gap < 20.0 + SLACK
-        # It has read no Secret: it knows only the password verifier that the database held after its first reconcile.
-        await pair.second.controller.wait_log(f"decision made  object={own.kube.namespace}/secured")
-        await pair.second.controller.wait_log(f"reconcile ends  object={own.kube.namespace}/secured")
-        await pair.database.execute("ALTER ROLE secured PASSWORD 'guessed again'")
-        await pair.database.wait_password("secured", "first password")
-        assert pair.writers(logged) == ["first", "second"]
-        assert "session with PostgreSQL ended" not in pair.second.controller.log
-        await pair.first.start()  # knows nothing: it changes nothing, and reports nothing
-        await anyio.sleep(5.0)
-        for one in wires:
-            one.mend()
-        await own.kube.apply("app-2", login=True, connectionLimit=8)
-        await pair.database.wait_role("app-2", lambda role: role["rolconnlimit"] == 8, "CONNECTION LIMIT 8")
-        await own.kube.wait_all_ready()
-        assert len([one for one in pair.writers(logged) if one == "first"]) <= 2
+async def leader_is_killed(stage: Stage, pair: Replicas, wires: tuple[Wire, Wire], shop: Database, say: Say) -> None:
+    logged = pair.logged()
+    wires[0].cut()
+    wires[1].freeze()
+    await unconfirmed(pair)
+    await pair.database.execute("ALTER ROLE secured PASSWORD 'guessed'")
+    await pair.database.wait_password("secured", "first password")
+    await privileges_kept(shop)
+    await pair.first.end(signal.SIGKILL)
+    gap = await pair.drift("app-1", PATIENCE * 2)
+    say("away, leader killed: the gap", gap)
+    assert gap < 20.0 + SLACK
+    # It has read no Secret: it knows only the password verifier that the database held after its first reconcile.
+    await pair.second.controller.wait_log(f"decision made  object={stage.kube.namespace}/secured")
+    await pair.second.controller.wait_log(f"reconcile ends  object={stage.kube.namespace}/secured")
+    await pair.database.execute("ALTER ROLE secured PASSWORD 'guessed again'")
+    await pair.database.wait_password("secured", "first password")
+    await privileges_kept(shop)
+    assert pair.writers(logged) == ["first", "second"]
+    assert "session with PostgreSQL ended" not in pair.second.controller.log
+    await pair.first.start()  # knows nothing: it changes nothing, and reports nothing
+    await anyio.sleep(5.0)
+    for one in wires:
+        one.mend()
+    await stage.kube.apply("app-2", login=True, connectionLimit=8)
+    await pair.database.wait_role("app-2", lambda role: role["rolconnlimit"] == 8, "CONNECTION LIMIT 8")
+    await stage.kube.wait_all_ready()
+    assert len([one for one in pair.writers(logged) if one == "first"]) <= 2
+
+
+async def privileges_kept(shop: Database) -> None:
+    await shop.execute("GRANT DELETE ON app.orders TO reader")
+    await shop.wait_value("SELECT has_table_privilege('reader', 'app.orders', 'DELETE')", False)
 
 
 async def test_a_standby_that_cannot_reach_kubernetes_does_not_replace_a_leader_that_can(stage: Stage) -> None:
-    async with cluster(stage, ROLES) as (pair, (_, wire_of_second)):
+    async with cluster(stage) as (pair, (_, wire_of_second)):
         logged = pair.logged()
         wire_of_second.freeze()
         await pair.second.controller.wait_log("lease not acquired, trying again", PATIENCE * 2)
-        await repairs(pair, anyio.current_time() + 20.0)
+        await repairs(pair, anyio.current_time() + 20.0, FEW, 2.0)
         assert pair.writers(logged) == ["first"]
         assert "enforcing" not in pair.second.controller.log
         wire_of_second.mend()
-        await pair.second.stands_by()
+        await pair.first.end()
+        await pair.second.leads()
 
 
 async def test_an_api_server_that_is_killed_and_restarted_interrupts_no_repair(
@@ -213,6 +239,7 @@ async def api_server_is_killed(own_api_server: ApiServer, servers: Servers, stag
             await own_api_server.kill()
             took = await repairs(pair, anyio.current_time() + 20.0)
             await unconfirmed(pair)
+            await enforced_on_passwords(pair.database)
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(own_api_server.start)
                 took += await repairs(pair, anyio.current_time() + 15.0)
@@ -234,7 +261,8 @@ async def test_revoked_rights_end_enforcement_without_kubernetes(api_servers: Ap
 async def rights_taken_away(own: Stage) -> None:
     server, kube = own.kube.server, own.kube
     async with cluster(own) as (pair, wires):
-        away(wires, "cut")
+        for one in wires:
+            one.cut()
         await unconfirmed(pair)
         await pair.drift("app-1")
         path = "/apis/rbac.authorization.k8s.io/v1/namespaces/pgrole-system/rolebindings"
@@ -310,30 +338,3 @@ async def test_a_superuser_suspends_all_changes_with_a_setting_of_the_home_datab
         assert not (await database.role("app") or {})["rolsuper"]
         secret = await kube.wait_secret("delivered", lambda held: held["text"]["password"] != before, "another")
         await database.wait_password("secured", secret["text"]["password"])
-
-
-async def test_without_kubernetes_privileges_are_kept_also_by_a_process_that_takes_over(stage: Stage) -> None:
-    kube, (host, _, port) = stage.kube, stage.kube.server.url.removeprefix("https://").partition(":")
-    async with (
-        wire(host, int(port)) as one,
-        wire(host, int(port)) as other,
-        replicas(
-            stage,
-            "--databases-detection=auto",
-            url=f"https://127.0.0.1:{one.port}",
-            second_url=f"https://127.0.0.1:{other.port}",
-        ) as pair,
-    ):
-        await pair.database.execute("CREATE DATABASE shop")
-        async with open_database(stage.postgres.dsn(database="shop")) as shop:
-            await shop.execute("CREATE SCHEMA app; CREATE TABLE app.orders (id int)")
-            await pair.start()
-            read = {"database": "shop", "schemas": [{"name": "app", "access": ["Read"]}]}
-            await kube.apply("reader", name="reader", privileges=[read])
-            await kube.wait_ready("reader")
-            away((one, other), "freeze")
-            await unconfirmed(pair)
-            for process in (pair.first, pair.second):
-                await shop.execute("GRANT DELETE ON app.orders TO reader")
-                await shop.wait_value("SELECT has_table_privilege('reader', 'app.orders', 'DELETE')", False)
-                await process.end(signal.SIGKILL)
