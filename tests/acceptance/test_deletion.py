@@ -3,6 +3,7 @@
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 
 import anyio
 import asyncpg
@@ -87,6 +88,41 @@ async def is_released(database: Database, role: str) -> bool:
     return claim is not None and claim["released_at"] is not None
 
 
+@dataclass(frozen=True, slots=True)
+class DependentKind:
+    """What keeps a role from being dropped, how it is removed, and how many it is in the database and elsewhere."""
+
+    made: str
+    removed: str
+    within: int = 0
+    shared: int = 0
+
+
+DEPENDENTS = (
+    DependentKind(
+        "CREATE TABLE owned (); ALTER TABLE owned OWNER TO {role}; "
+        "CREATE VIEW v AS SELECT; ALTER VIEW v OWNER TO {role}",
+        "DROP VIEW v; DROP TABLE owned",
+        within=2,
+    ),
+    DependentKind("CREATE TABLE granted (); GRANT SELECT ON granted TO {role}", "DROP TABLE granted", within=1),
+    DependentKind(
+        "CREATE TABLE secured (); CREATE POLICY p ON secured TO {role} USING (true)", "DROP TABLE secured", within=1
+    ),
+    DependentKind(
+        "ALTER DEFAULT PRIVILEGES GRANT SELECT ON TABLES TO {role}",
+        "ALTER DEFAULT PRIVILEGES REVOKE SELECT ON TABLES FROM {role}",
+        within=1,
+    ),
+    DependentKind("GRANT {role} TO {role}_heir", "REVOKE {role} FROM {role}_heir", shared=1),
+    DependentKind(
+        'GRANT CREATE ON DATABASE "{database}" TO {role}',
+        'REVOKE CREATE ON DATABASE "{database}" FROM {role}',
+        shared=1,
+    ),
+)
+
+
 class TestDropWithoutNewOwner:
     async def test_a_role_without_dependents_is_dropped_with_its_claim(
         self, kube: Kube, database: Database, role: str
@@ -98,37 +134,8 @@ class TestDropWithoutNewOwner:
         assert await database.claim(role) is None
         await kube.wait_event("RoleDropped", about="app")
 
-    @pytest.mark.parametrize(
-        ("need", "end", "count"),
-        [
-            (
-                "CREATE TABLE t (); ALTER TABLE t OWNER TO {role}; "
-                "CREATE VIEW v AS SELECT; ALTER VIEW v OWNER TO {role}",
-                "DROP VIEW v; DROP TABLE t",
-                '2 in database "{database}"',
-            ),
-            ("CREATE TABLE t (); GRANT SELECT ON t TO {role}", "DROP TABLE t", '1 in database "{database}"'),
-            (
-                "ALTER DEFAULT PRIVILEGES GRANT SELECT ON TABLES TO {role}",
-                "ALTER DEFAULT PRIVILEGES REVOKE SELECT ON TABLES FROM {role}",
-                '1 in database "{database}"',
-            ),
-            (
-                "CREATE TABLE t (); CREATE POLICY p ON t TO {role} USING (true)",
-                "DROP TABLE t",
-                '1 in database "{database}"',
-            ),
-            ("GRANT {role} TO {role}_heir", "REVOKE {role} FROM {role}_heir", "1 shared by the server"),
-            (
-                'GRANT CREATE ON DATABASE "{database}" TO {role}',
-                'REVOKE CREATE ON DATABASE "{database}" FROM {role}',
-                "1 shared by the server",
-            ),
-        ],
-        ids=["owned", "granted", "default privileges", "policy", "member", "database"],
-    )
-    async def test_dependents_are_counted_by_database_and_block_the_drop_until_removed(
-        self, kube: Kube, database: Database, make_database: MakeDatabase, role: str, need: str, end: str, count: str
+    async def test_dependents_are_counted_by_database_and_block_the_drop_until_all_are_removed(
+        self, kube: Kube, database: Database, make_database: MakeDatabase, role: str
     ) -> None:
         names = {"role": role, "database": f"{role}_db"}
         await declare(kube, role)
@@ -136,14 +143,19 @@ class TestDropWithoutNewOwner:
         await kube.apply("heir", name=f"{role}_heir", drift={"ignore": ["memberOf"]})
         await kube.wait_ready("heir")
         inside = await make_database(names["database"])
-        await inside.execute(need.format(**names))
+        for dependent in DEPENDENTS:
+            await inside.execute(dependent.made.format(**names))
         await kube.delete("app")
-        await blocked(kube, count.format(**names), "reassignOwnedTo")
-        assert await can_log_in(database, role)
-        await kube.wait_event("DropBlocked", about="app")
-        await inside.execute(end.format(**names))
+        for number, dependent in enumerate(DEPENDENTS):
+            within, shared = (sum(getattr(one, of) for one in DEPENDENTS[number:]) for of in ("within", "shared"))
+            counts = [f"{shared} shared by the server", *[f'{within} in database "{role}_db"'] * bool(within)]
+            await blocked(kube, f": {', '.join(counts)}. ", "reassignOwnedTo")
+            assert await can_log_in(database, role)
+            await inside.execute(dependent.removed.format(**names))
+            await kube.patch("app", {"metadata": {"annotations": {"example.com/removed": str(number)}}})
         await kube.wait_gone("app")
         assert await database.role(role) is None
+        await kube.wait_event("DropBlocked", about="app")
 
     async def test_a_drop_waits_for_an_open_transaction_that_creates_a_dependent(
         self, kube: Kube, database: Database, shared_postgres: PostgresServer, role: str
@@ -229,26 +241,15 @@ class TestTheNewOwner:
         assert await database.role(role) is None
         await kube.wait_reason("member", "MembershipPending")
 
-    @pytest.mark.parametrize(
-        ("new_owner", "words"),
-        [
-            ("{role}_elsewhere", ["no PgRole in namespace"]),
-            ("{role}_nobodys", ["no PgRole in namespace"]),
-            ("{role}_mighty", ["reaches pg_execute_server_program"]),
-            ("postgres", ["the controller's own role"]),
-        ],
-    )
-    async def test_an_unsuitable_new_owner_is_refused_and_nothing_changes(
-        self,
-        kube: Kube,
-        database: Database,
-        shared_api_server: ApiServer,
-        make_database: MakeDatabase,
-        role: str,
-        new_owner: str,
-        words: list[str],
+    async def test_each_unsuitable_new_owner_is_refused_and_nothing_changes(
+        self, kube: Kube, database: Database, shared_api_server: ApiServer, make_database: MakeDatabase, role: str
     ) -> None:
-        new_owner = new_owner.format(role=role)
+        refusals = {
+            f"{role}_elsewhere": f'no PgRole in namespace {kube.namespace} declares role "{role}_elsewhere"',
+            f"{role}_nobodys": f'no PgRole in namespace {kube.namespace} declares role "{role}_nobodys"',
+            f"{role}_mighty": "reaches pg_execute_server_program",
+            "postgres": "the controller's own role",
+        }
         elsewhere = await make_kube(shared_api_server)
         await elsewhere.apply("other", name=f"{role}_elsewhere")
         await elsewhere.wait_ready("other")
@@ -257,13 +258,16 @@ class TestTheNewOwner:
         await kube.wait_ready("mighty")
         await database.execute(f"GRANT pg_execute_server_program TO {role}_step")
         try:
-            await declare(kube, role, reassignOwnedTo=new_owner)
+            await declare(kube, role)
             inside = await make_database(f"{role}_db")
             await inside.execute(f"CREATE TABLE t AS SELECT 1 AS one; ALTER TABLE t OWNER TO {role}")
-            await kube.delete("app")
-            await blocked(kube, "spec.reassignOwnedTo", *words)
-            assert await can_log_in(database, role)
-            assert await owner(inside, "t") == role
+            for number, (new_owner, words) in enumerate(refusals.items()):
+                await kube.patch("app", {"spec": {"reassignOwnedTo": new_owner}})
+                if number == 0:
+                    await kube.delete("app")
+                await blocked(kube, "spec.reassignOwnedTo", words)
+                assert await can_log_in(database, role), new_owner
+                assert await owner(inside, "t") == role, new_owner
             await retain(kube)
             assert await is_released(database, role)
             assert await can_log_in(database, role)
@@ -559,39 +563,43 @@ async def test_locked_tables_delay_only_deletions_in_their_namespace_which_wait_
 
 
 class TestInterruptedDrop:
-    @pytest.mark.parametrize("held", ["one", "three", "two"])
     @pytest.mark.parametrize("broken", ["stopped", "killed", "server"])
     @pytest.mark.slow
-    async def test_a_reassignment_interrupted_by_stop_or_crash_completes_later(
-        self, stage: Stage, broken: str, held: str
-    ) -> None:
-        places = ["one", "two", "three"]
-        async with running(stage.controller()) as _, stage.database() as database:
-            await declare(stage.kube, "app", reassignOwnedTo="app_heir")
-            for name in places:
-                await database.execute(f"CREATE DATABASE {name}")
-                async with open_database(stage.postgres.dsn(database=name)) as inside:
-                    await inside.execute("CREATE TABLE t AS SELECT 1 AS one; ALTER TABLE t OWNER TO app; CHECKPOINT")
+    async def test_a_reassignment_interrupted_by_stop_or_crash_completes_later(self, stage: Stage, broken: str) -> None:
+        """In each of three databases in turn: the role `app_two` is emptied last in that of this name, for example."""
+        kube, places = stage.kube, ("one", "three", "two")
         controller = stage.controller()
         await controller.start()
-        await end_while_held(stage, controller, broken, held)
-        if broken == "server":
-            await stage.postgres.start()
-        else:
-            controller = stage.controller()
-            await controller.start()
-        try:
-            await stage.kube.wait_gone("app")
-        finally:
-            assert await controller.stop() == 0
-        assert "Traceback" not in controller.log
+        await kube.apply("heir")
+        owners = {f"app-{held}": f"app_{held}" for held in places}
+        spec: Json = {"login": True, "deletionPolicy": "Drop", "reassignOwnedTo": "heir"}
+        await kube.apply_all({name: {**spec, "name": role} for name, role in owners.items()})
+        await kube.wait_all_ready()
         async with stage.database() as database:
-            assert await database.role("app") is None
-            assert await database.claim("app") is None
-        for name in places:
-            async with open_database(stage.postgres.dsn(database=name)) as inside:
-                assert await inside.fetchval("SELECT one FROM t") == 1
-                assert await owner(inside, "t") == "app_heir"
+            for place in places:
+                await database.execute(f"CREATE DATABASE {place}")
+                async with open_database(stage.postgres.dsn(database=place)) as inside:
+                    for role in owners.values():
+                        await inside.execute(f"CREATE TABLE of_{role} AS SELECT 1 AS one")
+                        await inside.execute(f"ALTER TABLE of_{role} OWNER TO {role}; CHECKPOINT")
+        for held in places:
+            name, role = f"app-{held}", owners[f"app-{held}"]
+            await end_while_held(stage, controller, broken, held)
+            if broken == "server":
+                await stage.postgres.start()
+            else:
+                controller = stage.controller()
+                await controller.start()
+            await kube.wait_gone(name)
+            async with stage.database() as database:
+                assert await database.role(role) is None, held
+                assert await database.claim(role) is None, held
+            for place in places:
+                async with open_database(stage.postgres.dsn(database=place)) as inside:
+                    assert await inside.fetchval(f"SELECT one FROM of_{role}") == 1, (held, place)
+                    assert await owner(inside, f"of_{role}") == "heir", (held, place)
+        assert await controller.stop() == 0
+        assert "Traceback" not in controller.log
 
     async def test_suspend_delays_a_deletion_until_it_ends(self, kube: Kube, database: Database, role: str) -> None:
         await declare(kube, role)
@@ -642,11 +650,11 @@ class TestInterruptedDrop:
 
 
 async def end_while_held(stage: Stage, controller: Controller, broken: str, held: str) -> None:
-    """Deletes the object, and ends controller or server once emptying the role waits for a lock in a database."""
+    """Deletes an object, and ends controller or server once emptying its role waits for a lock in a database."""
     connection = await asyncpg.connect(stage.postgres.dsn(database=held))
     try:
-        await connection.execute("BEGIN; LOCK TABLE t IN ACCESS EXCLUSIVE MODE")
-        await stage.kube.delete("app")
+        await connection.execute(f"BEGIN; LOCK TABLE of_app_{held} IN ACCESS EXCLUSIVE MODE")
+        await stage.kube.delete(f"app-{held}")
         async with stage.database() as database:
             await database.wait_value(HELD.format(f"'{held}'"), True)
             if broken == "server":
