@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -52,45 +53,60 @@ async def team_objects(own_api_server: ApiServer, servers: Servers, tmp_path: Pa
 
 async def succeed(team_objects: TeamObjects, release: ReleasedVersion | None, token: str) -> None:
     """Verifies that the next controller finds everything as the last one left it, writes nothing, and works."""
-    left = await team_objects.snapshot()
+    async with succeeding(team_objects, release, token):
+        pass
+
+
+@asynccontextmanager
+async def succeeding(
+    team_objects: TeamObjects, release: ReleasedVersion | None, token: str, gone: str = ""
+) -> AsyncIterator[None]:
+    """As `succeed`; then the controller runs for the duration of the context. It may drop the role `gone`."""
+    left = {what: seen for what, seen in (await team_objects.snapshot()).items() if what.partition(" ")[2] != gone}
     canary = await team_objects.drift_canary()
     async with running(team_objects.controller(release)):
         await team_objects.wait_canary(canary)
         assert await team_objects.snapshot() == left
         await team_objects.prove(token)
+        yield
 
 
-async def test_an_upgrade_alters_nothing_and_the_new_release_works(team_objects: TeamObjects) -> None:
-    async with running(team_objects.controller(BEFORE)):
-        await team_objects.make()
-        await team_objects.prove("first")
-    assert await team_objects.database.fetchval(SCHEMA) == BEFORE.schema
-    await apply_crds(team_objects.kube.server)
-    await succeed(team_objects, PRESENT, "second")
-    assert await team_objects.database.fetchval(SCHEMA) == VERSION
-
-
-async def test_after_a_rollback_the_previous_release_works_with_the_new_schema(
+async def test_an_upgrade_alters_nothing_and_after_a_rollback_the_previous_release_works_with_the_new_schema(
     team_objects: TeamObjects,
 ) -> None:
+    """The new release also completes a deletion that was blocked before."""
+    kube, database = team_objects.kube, team_objects.database
     async with running(team_objects.controller(BEFORE)):
         await team_objects.make()
-    await apply_crds(team_objects.kube.server)
-    async with running(team_objects.controller(PRESENT)):
+        await kube.apply("leaving", login=True, deletionPolicy="Drop", serverRef={"name": SERVER})
         await team_objects.prove("first")
+        await database.execute("GRANT CREATE ON SCHEMA public TO leaving; SET ROLE leaving")
+        await database.execute("CREATE TABLE left_behind (); RESET ROLE")
+        await kube.delete("leaving")
+        await kube.wait_reason("leaving", "DropBlocked")
+    assert await database.fetchval(SCHEMA) == BEFORE.schema
+    await apply_crds(kube.server)
+    await database.execute("DROP OWNED BY leaving")
+    async with succeeding(team_objects, PRESENT, "second", gone="leaving"):
+        assert await kube.get("leaving") is None
+        assert await database.role("leaving") is None
         await team_objects.take_back()
-    await succeed(team_objects, BEFORE, "second")
-    assert await team_objects.database.fetchval(SCHEMA) == VERSION
-    await succeed(team_objects, PRESENT, "third")
+    assert await database.fetchval(SCHEMA) == VERSION
+    await succeed(team_objects, BEFORE, "third")
+    assert await database.fetchval(SCHEMA) == VERSION
+    await succeed(team_objects, PRESENT, "fourth")
 
 
-@pytest.mark.parametrize("release", [PRESENT, BEFORE], ids=["this-release", "the-one-before"])
-@pytest.mark.parametrize("crds", ["before", "present", "later"])
+@pytest.mark.parametrize(
+    ("crds", "release"),
+    [("before", PRESENT), ("later", PRESENT), ("later", BEFORE)],
+    ids=["before-this-release", "later-this-release", "later-the-one-before"],
+)
 async def test_a_controller_works_with_the_crds_of_another_release(
     team_objects: TeamObjects, tmp_path: Path, crds: str, release: ReleasedVersion | None
 ) -> None:
-    folders = {"before": BEFORE.crds, "present": resources.path("crds"), "later": write_later_crds(tmp_path / "later")}
-    await apply_crds(team_objects.kube.server, folders[crds])
+    folder = BEFORE.crds if crds == "before" else write_later_crds(tmp_path / "later")
+    await apply_crds(team_objects.kube.server, folder)
     async with running(team_objects.controller(release)):
         await team_objects.make()
         await team_objects.prove("first")
@@ -100,20 +116,6 @@ async def test_a_controller_works_with_the_crds_of_another_release(
             assert ((await team_objects.kube.get("app")) or {})["spec"][LATER] == "there"
         await team_objects.kube.delete_all()
         await team_objects.kube.wait_number(0)
-
-
-async def test_an_upgrade_completes_a_deletion_that_was_blocked_before(team_objects: TeamObjects) -> None:
-    async with running(team_objects.controller(BEFORE)):
-        await team_objects.make()
-        await team_objects.database.execute("GRANT CREATE ON SCHEMA public TO passing; SET ROLE passing")
-        await team_objects.database.execute("CREATE TABLE left_behind (); RESET ROLE")
-        await team_objects.kube.delete("passing")
-        await team_objects.kube.wait_reason("passing", "DropBlocked")
-    await apply_crds(team_objects.kube.server)
-    await team_objects.database.execute("DROP OWNED BY passing")
-    async with running(team_objects.controller(PRESENT)):
-        await team_objects.kube.wait_gone("passing")
-    assert await team_objects.database.role("passing") is None
 
 
 async def test_both_releases_running_at_once_do_no_harm(team_objects: TeamObjects) -> None:
