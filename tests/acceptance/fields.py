@@ -53,6 +53,7 @@ class StateField:
     - `see`, `drift`: SQL or functions. `drifted`: what is observed after the first one drifts.
     - `drift_name`: the field's name in lastDrift.
     - `ignorable`: drift.ignore may name it.
+    - `before`: SQL that runs before the object exists.
     """
 
     specs: tuple[Json, ...]
@@ -65,6 +66,7 @@ class StateField:
     drift_name: str
     since: int = 0
     ignorable: bool = True
+    before: str = ""
     annotations: dict[str, str] = field(default_factory=dict)  # set with a change that takes effect only through them
 
     async def look(self, place: FieldPlace) -> Any:
@@ -108,7 +110,23 @@ SELECT array_agg(DISTINCT held ORDER BY held) FROM (
 """
 
 
-def _granted(first: Json, second: Json, seen: tuple[Any, Any]) -> StateField:
+#: Takes away whatever a field can grant in the schema, and grants what none does.
+_TAMPERED = """
+REVOKE ALL ON SCHEMA $_s FROM $;
+REVOKE ALL ON ALL TABLES IN SCHEMA $_s FROM $;
+REVOKE ALL ON ALL FUNCTIONS IN SCHEMA $_s FROM $;
+ALTER DEFAULT PRIVILEGES FOR ROLE $_c IN SCHEMA $_s REVOKE ALL ON TABLES FROM $;
+GRANT TRUNCATE ON $_s.t TO $
+"""
+
+
+#: The same for the database itself. A drift of both would count twice, since they are noticed in different ways.
+_TAMPERED_DATABASE = "REVOKE ALL ON DATABASE postgres FROM $; GRANT CREATE ON DATABASE postgres TO $"
+
+
+def _granted(
+    first: Json, second: Json, seen: tuple[Any, Any], drift: str = _TAMPERED, drifted: str = "t TRUNCATE"
+) -> StateField:
     """Privileges in the database `postgres`; `seen` has those of each spec in order."""
     return StateField(
         specs=tuple({"privileges": [{"database": "postgres", **one}]} for one in (first, second)),
@@ -116,8 +134,8 @@ def _granted(first: Json, second: Json, seen: tuple[Any, Any]) -> StateField:
         without={},
         default=None,
         see=_HELD,
-        drift="GRANT TRUNCATE ON $_s.t TO $",
-        drifted=sorted([*(seen[0] or ()), "t TRUNCATE"]),
+        drift=drift,
+        drifted=[drifted],
         drift_name="privileges",
     )
 
@@ -130,6 +148,10 @@ def _on_objects(first: Json, second: Json, seen: tuple[Any, Any]) -> StateField:
 def _on_schemas(first: Json, second: Json, seen: tuple[Any, Any]) -> StateField:
     of = {"name": "$_s", "access": ["Read"]}
     return _granted({"schemas": [{**of, **first}]}, {"schemas": [{**of, **second}]}, seen)
+
+
+def _unmanaged(**field: list[str]) -> Json:
+    return {"adopt": True, "privileges": [{"database": "postgres", "onDatabase": ["CONNECT"], **field}]}
 
 
 _READ = ["schema USAGE", "t SELECT", "u SELECT"]
@@ -441,14 +463,16 @@ TABLE: dict[str, StateField | EffectField] = {
         without={},
         default=None,
         see=_HELD,
-        drift="GRANT TRUNCATE ON $_s.t TO $",
-        drifted=["database CONNECT", "t TRUNCATE"],
+        drift=_TAMPERED_DATABASE,
+        drifted=["database CREATE"],
         drift_name="privileges",
     ),
     "privileges.onDatabase": _granted(
         {"onDatabase": ["CONNECT"]},
         {"onDatabase": ["TEMPORARY", "CONNECT"]},
         (["database CONNECT"], ["database CONNECT", "database TEMPORARY"]),
+        _TAMPERED_DATABASE,
+        "database CREATE",
     ),
     "privileges.schemas.name": _on_schemas({}, {"name": "$_none*"}, (_READ, None)),
     "privileges.schemas.access": _on_schemas({}, {"access": ["Execute"]}, (_READ, ["f EXECUTE", "schema USAGE"])),
@@ -469,7 +493,18 @@ TABLE: dict[str, StateField | EffectField] = {
         {"schemas": [{"name": "$_s", "access": ["Read"]}]},
         (["future SELECT", *_READ], _READ),
     ),
-    "privileges.unmanaged": _granted({"unmanaged": ["$_none*"]}, {"unmanaged": ["$_other"]}, (None, None)),
+    # Others granted a privilege in schema $_s, which is revoked unless the field matches the schema.
+    "privileges.unmanaged": StateField(
+        specs=(_unmanaged(unmanaged=["$_s"]), _unmanaged(unmanaged=["$_other"])),
+        seen=(["database CONNECT", "t TRUNCATE"], ["database CONNECT"]),
+        without=_unmanaged(),
+        default=["database CONNECT"],
+        see=_HELD,
+        drift="REVOKE CONNECT ON DATABASE postgres FROM $",
+        drifted=["t TRUNCATE"],
+        drift_name="privileges",
+        before="CREATE ROLE $; GRANT TRUNCATE ON $_s.t TO $",
+    ),
     "drift.policy": EffectField(
         "test_every_field.py::test_drift_of_a_field_is_only_reported_under_report_and_stays_if_ignored"
     ),
