@@ -4,6 +4,7 @@
 """
 
 import itertools
+import json
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -42,7 +43,9 @@ PAUSE = 0.4
 PATIENCE = 120.0
 ROUNDS = 3
 #: How often a hostile server succeeds before the neighbours are checked.
-ATTEMPTS = 3
+ATTEMPTS = 2
+#: Settings that are stored over and over.
+CONTINUOUS = ("elements", "half-quoted", "quoted-elements")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +98,11 @@ class UnderAttack:
         """Returns why sessions with it ended. An attack uses the server's CPU, so an answer can be late on a busy
         machine: the session with the other server shows that the controller itself is not delayed.
         """
-        ends = r'"session with PostgreSQL ended".*"server": '
-        found = re.findall(rf'{ends}"{server}", "error": "([^"]*)"', self.controller.log)
-        return [error for error in found if "no answer in time" not in error]
+        lines = (json.loads(line) for line in self.controller.log.splitlines())
+        found = [line for line in lines if line["message"] == "session with PostgreSQL ended"]
+        return [
+            line["error"] for line in found if line["server"] == server and "no answer in time" not in line["error"]
+        ]
 
     async def declare_hostile(self, kind: str, port: int) -> None:
         """Declares hostile servers with roles of their own, which must not delay others."""
@@ -186,15 +191,13 @@ async def attacking(*attacks: Callable[[], Coroutine[Any, Any, None]]) -> AsyncI
 class TestTenant:
     """Attacks by a role with LOGIN."""
 
-    @pytest.mark.parametrize("kind", SETTINGS)
+    @pytest.mark.parametrize("kind", sorted(SETTINGS.keys() - {"elements", "quoted-elements"}))
     async def test_settings_that_are_hard_to_read_are_removed_and_delay_no_neighbour(
         self, under_attack: UnderAttack, kind: str
     ) -> None:
         await store(under_attack.attacked.tenant(), kind)
         await under_attack.check_neighbours()
-        stored = f"SELECT count(*) FROM pg_db_role_setting WHERE setrole = '{TENANT}'::regrole"
-        await under_attack.inside.wait_value(stored, 0, PATIENCE)
-        await under_attack.kube.wait_ready(TENANT, PATIENCE)
+        await _settings_removed(under_attack)
         assert under_attack.failures(SHARED) == []
 
     @pytest.mark.parametrize("kind", payloads(TEAMS))
@@ -237,17 +240,24 @@ class TestTenant:
         await under_attack.kube.wait_gone("owner", PATIENCE)
         await under_attack.inside.execute("DROP TABLE held")
 
-    async def test_settings_stored_continuously_end_no_session_and_delay_no_neighbour(
+    async def test_settings_stored_continuously_are_removed_end_no_session_and_delay_no_neighbour(
         self, under_attack: UnderAttack
     ) -> None:
         async with attacking(partial(_store_always, under_attack.attacked.tenant())):
             await under_attack.check_neighbours()
+        await _settings_removed(under_attack)
         assert under_attack.failures(SHARED) == []
+
+
+async def _settings_removed(under_attack: UnderAttack) -> None:
+    stored = f"SELECT count(*) FROM pg_db_role_setting WHERE setrole = '{TENANT}'::regrole"
+    await under_attack.inside.wait_value(stored, 0, PATIENCE)
+    await under_attack.kube.wait_ready(TENANT, PATIENCE)
 
 
 async def _store_always(dsn: str) -> NoReturn:
     while True:
-        for kind in ("elements", "half-quoted", "quoted-elements"):
+        for kind in CONTINUOUS:
             await store(dsn, kind)
 
 
@@ -294,6 +304,14 @@ class TestServer:
             for kind in ports:
                 for role in roles_of(kind):
                     await under_attack.kube.delete(role)
+            # A control of `failures`: this one it must find.
+            sessions = "FROM pg_stat_activity WHERE application_name LIKE 'pgrole-controller %'"
+            await under_attack.inside.execute(f"SELECT pg_terminate_backend(pid) {sessions}")
+
+            async def is_found() -> bool:
+                return bool(under_attack.failures(SHARED))
+
+            assert await reached(is_found, PATIENCE), under_attack.controller.log
 
 
 async def _drift_always(under_attack: UnderAttack) -> NoReturn:
