@@ -1,6 +1,7 @@
 """The same drifts in every detection mode; the mode follows PostgreSQL's privileges, and changes with them."""
 
 import secrets
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -98,9 +99,22 @@ def kinds(*names: str, fast: tuple[str, ...]) -> list[Any]:
 
 #: One of each way to keep claims is enough for `make test`.
 EVERY = kinds(*KINDS, fast=("watch", "poll without the schema"))
-#: Tests of the shared controller, whose kind is "watch", prove the same: test_roles.py, test_drift.py and so on.
+#: One of each way to detect, of each way to keep claims, and of each set of privileges.
+MECHANISMS = (
+    "watch without a superuser",
+    "poll without the schema",
+    "poll without the schema, seeing passwords",
+    "resync with the schema",
+)
 as_everywhere = pytest.mark.parametrize(
-    "running_place", kinds(*KINDS, fast=("poll without the schema",)), indirect=True, scope="module"
+    "running_place",
+    kinds("watch", *MECHANISMS, fast=("watch", "poll without the schema")),
+    indirect=True,
+    scope="module",
+)
+#: Tests of the shared controller, whose kind is "watch", prove the same: test_roles.py, test_drift.py and so on.
+as_elsewhere = pytest.mark.parametrize(
+    "running_place", kinds(*MECHANISMS, fast=("poll without the schema",)), indirect=True, scope="module"
 )
 #: What depends on where claims are kept and with which privileges, and not on detection.
 each_way_to_keep_claims = pytest.mark.parametrize(
@@ -193,16 +207,16 @@ def test_every_privileged_attribute_has_a_drift_in_the_tables() -> None:
 async def test_every_drift_is_detected_reported_and_repaired(place: ModePlace, role: str) -> None:
     kube, database = place.kube, place.database
     made = (await declare(kube, role))["status"]["role"]
-    before, count = await read_role(place, role), 0
+    before, count, told = await read_role(place, role), 0, Counter[frozenset[str]]()
     powerful = POWERFUL if place.kind.grants is None else ()
     for count, drift in enumerate((*ATTRIBUTES, *powerful, *OTHERS), 1):
         await database.execute(drift.statement.format(role, role))
-        obj = await tell(kube, count, drift)
+        obj = await tell(kube, told, count, drift)
         assert await read_role(place, role) == before
         assert obj["status"]["role"] == made
     assert await database.role(f"{role}_stolen") is None
     await database.execute(DROPPED.statement.format(role))
-    obj = await tell(kube, count + 1, DROPPED)
+    obj = await tell(kube, told, count + 1, DROPPED)
     again = await read_role(place, role)
     assert obj["status"]["role"] == made | {"oid": again["oid"]}
     assert again == before | {"oid": again["oid"]}
@@ -216,22 +230,32 @@ async def read_role(place: ModePlace, role: str) -> Json:
     return dict(row) | {"template1": await place.database.fetchval(IN_DATABASE, role)}
 
 
-async def tell(kube: Kube, count: int, drift: Tampering) -> Json:
-    """Returns the object once it is Ready after this many drifts, the last of which status and an Event report."""
+async def tell(kube: Kube, told: Counter[frozenset[str]], count: int, drift: Tampering) -> Json:
+    """Returns the object once it is Ready after this many drifts, the last of which status and an Event report.
+
+    `told` counts by fields what Events have reported so far.
+    """
     obj = await kube.wait_for("app", ready_after(count), f"driftCount {count} and Ready after {drift.statement}")
     assert obj["status"]["driftCount"] == count
     fields = obj["status"]["lastDrift"]["fields"]
     assert (fields[:1] if drift is DROPPED else fields) == [drift.field]
     assert obj["status"]["lastDrift"]["corrected"] is True
+    told[frozenset(fields)] += 1
+    found: Counter[frozenset[str]] = Counter()
 
     async def is_told() -> bool:
-        return any(drift.field in event["note"] for event in await kube.events("DriftCorrected"))
+        found.clear()
+        for event in await kube.events("DriftCorrected"):
+            if event["regarding"]["uid"] == obj["metadata"]["uid"]:
+                of = frozenset(event["note"].removeprefix("corrected drift: ").split(", "))
+                found[of] += event["series"]["count"] if event.get("series") else 1
+        return found == told
 
-    assert await reached(is_told, PATIENCE), f"no Event names {drift.field}"
+    assert await reached(is_told, PATIENCE), f"{told} expected, but Events tell of {found}"
     return obj
 
 
-@as_everywhere
+@as_elsewhere
 async def test_membership_drift_is_repaired(place: ModePlace, role: str) -> None:
     kube, database = place.kube, place.database
     await kube.apply("group", name=f"{role}_group")
@@ -250,7 +274,7 @@ async def test_membership_drift_is_repaired(place: ModePlace, role: str) -> None
     )
 
 
-@as_everywhere
+@as_elsewhere
 async def test_a_membership_waits_until_its_role_is_created(place: ModePlace, role: str) -> None:
     await place.kube.apply("app", name=role, memberOf=[{"role": f"{role}_group"}])
     await place.kube.wait_reason("app", "MembershipPending")
@@ -258,7 +282,7 @@ async def test_a_membership_waits_until_its_role_is_created(place: ModePlace, ro
     await place.kube.wait_ready("app")
 
 
-@as_everywhere
+@as_elsewhere
 async def test_a_password_follows_its_secret_and_is_restored_if_verifiers_are_readable(
     place: ModePlace, role: str
 ) -> None:
@@ -277,7 +301,7 @@ async def test_a_password_follows_its_secret_and_is_restored_if_verifiers_are_re
         await database.wait_password(role, "second")
 
 
-@as_everywhere
+@as_elsewhere
 async def test_a_generated_password_is_delivered_and_survives_a_drift(place: ModePlace, role: str) -> None:
     await declare(place.kube, role, password={"generate": {}}, connectionSecret={"name": "app-connection"})
     secret = await place.kube.wait_secret("app-connection")
@@ -309,7 +333,7 @@ async def test_a_changed_spec_is_no_drift(place: ModePlace, role: str) -> None:
     assert (row["rolconnlimit"], row["comment"]) == (8, "changed")
 
 
-@as_everywhere
+@as_elsewhere
 async def test_policy_report_changes_nothing_and_ends_when_the_drift_is_undone(place: ModePlace, role: str) -> None:
     await declare(place.kube, role, drift={"policy": "Report"})
     await place.database.execute(f"ALTER ROLE {role} CREATEDB")
@@ -345,7 +369,7 @@ async def test_two_objects_do_not_share_a_role(place: ModePlace, role: str) -> N
     assert row["comment"] == "as declared"
 
 
-@as_everywhere
+@as_elsewhere
 async def test_a_renamed_role_whose_name_is_taken_is_refused_until_the_name_is_free(
     place: ModePlace, role: str
 ) -> None:
@@ -359,6 +383,7 @@ async def test_a_renamed_role_whose_name_is_taken_is_refused_until_the_name_is_f
     assert await place.database.role(stolen) is None
 
 
+@as_everywhere
 async def test_a_role_renamed_to_the_name_in_another_object_is_not_taken_over(place: ModePlace, role: str) -> None:
     await place.kube.apply("victim", name=f"{role}_victim")
     victim = await place.kube.wait_ready("victim")
@@ -369,7 +394,7 @@ async def test_a_role_renamed_to_the_name_in_another_object_is_not_taken_over(pl
     assert obj["status"]["role"]["oid"] != victim["status"]["role"]["oid"]
 
 
-@as_everywhere
+@as_elsewhere
 async def test_a_deleted_object_drops_its_role_and_reassigns_its_objects(place: ModePlace, role: str) -> None:
     kube, database = place.kube, place.database
     await kube.apply("heir", name=f"{role}_heir")
@@ -405,6 +430,7 @@ async def test_a_recreated_object_takes_its_retained_role_back(place: ModePlace,
     assert obj["status"]["role"]["oid"] == before["oid"]
 
 
+@as_everywhere
 async def test_a_name_in_another_encoding_does_not_end_the_session(place: ModePlace, role: str) -> None:
     await declare(place.kube, role)
     await place.database.execute(f"CREATE DATABASE latin_{role} ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0")
@@ -434,7 +460,7 @@ def steward(stage: Stage, *arguments: str) -> Controller:
 
 @pytest.mark.slow
 class TestSwitching:
-    async def test_auto_switches_to_watch_with_the_grants_and_back_without_them(
+    async def test_auto_switches_with_the_grants_to_watch_and_back_and_to_watching_passwords(
         self, stage: Stage, admin: Database
     ) -> None:
         async with running(steward(stage)) as controller:
@@ -463,18 +489,17 @@ class TestSwitching:
             assert again["status"]["role"]["oid"] == obj["status"]["role"]["oid"]
             assert again["status"]["driftCount"] == 4
 
-    async def test_passwords_are_watched_once_verifiers_become_readable(self, stage: Stage, admin: Database) -> None:
-        async with running(steward(stage)) as controller:
             await stage.kube.apply_secret("source", password="given")
-            await stage.kube.apply("app", login=True, password={"secretRef": {"name": "source"}})
-            await stage.kube.wait_ready("app")
+            await stage.kube.apply("secured", login=True, password={"secretRef": {"name": "source"}})
+            await stage.kube.wait_ready("secured")
+            assert "passwords=True" not in controller.log
             await admin.execute(READ_ALL)
             await controller.wait_log("passwords=True")
-            await admin.wait_password("app", "given")
-            await admin.execute("ALTER ROLE app PASSWORD 'tampered'")
-            obj = await stage.kube.wait_for("app", drifts(1), "driftCount 1")
+            await admin.wait_password("secured", "given")
+            await admin.execute("ALTER ROLE secured PASSWORD 'tampered'")
+            obj = await stage.kube.wait_for("secured", drifts(1), "driftCount 1")
             assert obj["status"]["lastDrift"]["fields"] == ["password"]
-            await admin.wait_password("app", "given")
+            await admin.wait_password("secured", "given")
 
     async def test_an_explicit_watch_mode_is_not_replaced_by_another(self, stage: Stage, admin: Database) -> None:
         controller = steward(stage, "--detection", "watch")
@@ -499,106 +524,110 @@ class TestSwitching:
         assert await controller.stop() == 0
 
 
+_SOURCE: Json = {"password": {"secretRef": {"name": "source"}}, "drift": {"ignore": ["password"]}}
+
+
+@dataclass(frozen=True, slots=True)
+class RestartedPlace:
+    """A controller that keeps claims in status, after a restart; `before`: an object, and a Secret, from before."""
+
+    kube: Kube
+    admin: Database
+    controller: Controller
+    before: Json
+    secret: Json
+
+
+@pytest_asyncio.fixture(scope="class", loop_scope="session")
+async def restarted(
+    servers: Servers, api_server: ApiServer, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[RestartedPlace]:
+    async with servers.run() as server, open_database(server.dsn()) as admin:
+        await admin.execute(f"{BARE}; CREATE ROLE adopted LOGIN PASSWORD 'theirs'")
+        await admin.execute(f"GRANT adopted TO {CONTROLLER_ROLE} WITH ADMIN OPTION")
+        stage = Stage(await make_kube(api_server), server, tmp_path_factory.mktemp("restarted"))
+        kube = stage.kube
+        await kube.apply_secret("source", password="first")
+        await kube.apply_all(
+            {
+                **{name: {"login": True, "deletionPolicy": "Drop"} for name in ("app", "gone")},
+                "reported": {"login": True, "drift": {"policy": "Report"}},
+                "replaced": {"login": True},
+                "ignoring": {"login": True, **_SOURCE},
+                "adopted": {"login": True, "adopt": True, **_SOURCE},
+                "generated": {"login": True, "password": {"generate": {}}, "connectionSecret": {"name": "made"}},
+            }
+        )
+        async with running(steward(stage)):
+            await kube.wait_all_ready()
+            await admin.execute("ALTER ROLE app CREATEDB")
+            before = await kube.wait_for("app", drifts(1), "driftCount 1")
+            await admin.wait_password("ignoring", "first")
+            await admin.execute("ALTER ROLE ignoring PASSWORD 'theirs'")
+            secret = await kube.wait_secret("made")
+        await admin.execute(
+            "ALTER ROLE app CREATEDB; DROP ROLE gone, reported, replaced; CREATE ROLE replaced CREATEDB"
+        )
+        async with running(steward(stage)) as controller:
+            yield RestartedPlace(kube, admin, controller, before, secret)
+        await remove(kube)
+
+
 @pytest.mark.slow
 class TestClaimsInStatus:
     """What a restarted controller knows about the roles that it created."""
 
-    async def test_a_restart_reclaims_nothing_and_counts_drift_made_meanwhile(
-        self, stage: Stage, admin: Database
-    ) -> None:
-        async with running(steward(stage)):
-            for name in ("app", "gone"):
-                await stage.kube.apply(name, login=True, deletionPolicy="Drop")
-                await stage.kube.wait_ready(name)
-            await admin.execute("ALTER ROLE app CREATEDB")
-            before = await stage.kube.wait_for("app", drifts(1), "driftCount 1")
-        await admin.execute("ALTER ROLE app CREATEDB; DROP ROLE gone")
-        async with running(steward(stage)) as controller:
-            obj = await stage.kube.wait_for("app", drifts(2), "driftCount 2")
-            assert obj["status"]["driftCount"] == 2
-            assert obj["status"]["role"] == before["status"]["role"]
-            await admin.wait_role("gone", lambda row: row["rolcanlogin"], "recreated")
-            await admin.execute("ALTER ROLE app CREATEDB")
-            await stage.kube.wait_for("app", drifts(3), "driftCount 3")
-            assert await stage.kube.events("ClaimRestored") == []
-            assert "reclaimed" not in controller.log
-        async with running(steward(stage)):
-            await stage.kube.delete("app")
-            await stage.kube.wait_gone("app")
+    async def test_a_restart_reclaims_nothing_and_counts_drift_made_meanwhile(self, restarted: RestartedPlace) -> None:
+        kube, admin = restarted.kube, restarted.admin
+        obj = await kube.wait_for("app", drifts(2), "driftCount 2")
+        assert obj["status"]["driftCount"] == 2
+        assert obj["status"]["role"] == restarted.before["status"]["role"]
+        await admin.wait_role("gone", lambda row: row["rolcanlogin"], "recreated")
+        await admin.execute("ALTER ROLE app CREATEDB")
+        await kube.wait_for("app", drifts(3), "driftCount 3")
+        assert await kube.events("ClaimRestored") == []
+        assert "reclaimed" not in restarted.controller.log
+        await kube.delete("app")
+        await kube.wait_gone("app")
         assert await admin.role("app") is None
 
-    async def test_policy_report_creates_no_role_dropped_meanwhile(self, stage: Stage, admin: Database) -> None:
-        async with running(steward(stage)):
-            await stage.kube.apply("app", login=True, drift={"policy": "Report"})
-            await stage.kube.wait_ready("app")
-        await admin.execute("DROP ROLE app")
-        async with running(steward(stage)):
-            obj = await stage.kube.wait_reason("app", "DriftReported")
-            assert obj["status"]["lastDrift"]["fields"] == ["role"]
-            await stage.kube.apply("app", login=True, drift={"policy": "Report"}, comment="again")
-            await stage.kube.wait_ready("app")
-            assert await admin.role("app")
+    async def test_policy_report_creates_no_role_dropped_meanwhile(self, restarted: RestartedPlace) -> None:
+        kube = restarted.kube
+        obj = await kube.wait_reason("reported", "DriftReported")
+        assert obj["status"]["lastDrift"]["fields"] == ["role"]
+        assert await restarted.admin.role("reported") is None
+        await kube.apply("reported", login=True, drift={"policy": "Report"}, comment="again")
+        await kube.wait_ready("reported")
+        assert await restarted.admin.role("reported")
 
-    async def test_a_new_role_of_the_same_name_is_not_taken_over(self, stage: Stage, admin: Database) -> None:
-        async with running(steward(stage)):
-            await stage.kube.apply("app", login=True)
-            await stage.kube.wait_ready("app")
-        await admin.execute("DROP ROLE app; CREATE ROLE app CREATEDB")
-        async with running(steward(stage)):
-            await stage.kube.wait_reason("app", "RoleExists")
-            row = await admin.role("app")
-            assert row is not None
-            assert row["rolcreatedb"]
+    async def test_a_new_role_of_the_same_name_is_not_taken_over(self, restarted: RestartedPlace) -> None:
+        await restarted.kube.wait_reason("replaced", "RoleExists")
+        row = await restarted.admin.role("replaced")
+        assert row is not None
+        assert row["rolcreatedb"]
 
-    async def test_an_ignored_password_stays_unchanged(self, stage: Stage, admin: Database) -> None:
-        async with running(steward(stage)):
-            await stage.kube.apply_secret("source", password="first")
-            await stage.kube.apply(
-                "app", login=True, password={"secretRef": {"name": "source"}}, drift={"ignore": ["password"]}
-            )
-            await stage.kube.wait_ready("app")
-            await admin.wait_password("app", "first")
-            await admin.execute("ALTER ROLE app PASSWORD 'theirs'")
-        async with running(steward(stage)):
-            await admin.execute("ALTER ROLE app CREATEDB")
-            await stage.kube.wait_for("app", drifts(1), "driftCount 1")
-            await admin.wait_password("app", "theirs")
+    @pytest.mark.parametrize("role", ["ignoring", "adopted"])
+    async def test_an_ignored_password_stays_unchanged(self, restarted: RestartedPlace, role: str) -> None:
+        await restarted.admin.execute(f"ALTER ROLE {role} CREATEDB")
+        await restarted.kube.wait_for(role, drifts(1), "driftCount 1")
+        await restarted.admin.wait_password(role, "theirs")
 
     async def test_a_password_that_others_set_before_it_was_declared_and_ignored_stays(
-        self, stage: Stage, admin: Database
+        self, restarted: RestartedPlace
     ) -> None:
-        await stage.kube.apply_secret("source", password="ours")
-        async with running(steward(stage)):
-            await stage.kube.apply("app", login=True)
-            await stage.kube.wait_ready("app")
-            await admin.execute("ALTER ROLE app PASSWORD 'theirs'")
-            ignored = {"password": {"secretRef": {"name": "source"}}, "drift": {"ignore": ["password"]}}
-            await stage.kube.apply("app", login=True, connectionLimit=3, **ignored)
-            await stage.kube.wait_ready("app")
-            await admin.wait_password("app", "theirs")
+        kube, admin = restarted.kube, restarted.admin
+        await kube.apply("late", login=True)
+        await kube.wait_ready("late")
+        await admin.execute("ALTER ROLE late PASSWORD 'theirs'")
+        await kube.apply("late", login=True, connectionLimit=3, **_SOURCE)
+        await kube.wait_ready("late")
+        await admin.wait_password("late", "theirs")
 
-    async def test_an_ignored_password_of_an_adopted_role_stays_unchanged(self, stage: Stage, admin: Database) -> None:
-        await admin.execute("CREATE ROLE app LOGIN PASSWORD 'theirs'")
-        await admin.execute(f"GRANT app TO {CONTROLLER_ROLE} WITH ADMIN OPTION")
-        await stage.kube.apply_secret("source", password="ours")
-        ignored = {"password": {"secretRef": {"name": "source"}}, "drift": {"ignore": ["password"]}}
-        async with running(steward(stage)):
-            await stage.kube.apply("app", login=True, adopt=True, **ignored)
-            await stage.kube.wait_ready("app")
-        async with running(steward(stage)):
-            await admin.execute("ALTER ROLE app CREATEDB")
-            await stage.kube.wait_for("app", drifts(1), "driftCount 1")
-            await admin.wait_password("app", "theirs")
-
-    async def test_a_generated_password_stays_after_a_restart(self, stage: Stage, admin: Database) -> None:
-        async with running(steward(stage)):
-            await stage.kube.apply("app", password={"generate": {}}, connectionSecret={"name": "made"}, login=True)
-            before = await stage.kube.wait_secret("made")
-            await stage.kube.wait_ready("app")
-        async with running(steward(stage)):
-            await admin.execute("ALTER ROLE app CREATEDB")
-            await stage.kube.wait_for("app", drifts(1), "driftCount 1")
-            after = await stage.kube.secret("made")
-            assert after is not None
-            assert after["text"] == before["text"]
-            await admin.wait_password("app", before["text"]["password"])
+    async def test_a_generated_password_stays(self, restarted: RestartedPlace) -> None:
+        before = restarted.secret
+        await restarted.admin.execute("ALTER ROLE generated CREATEDB")
+        await restarted.kube.wait_for("generated", drifts(1), "driftCount 1")
+        after = await restarted.kube.secret("made")
+        assert after is not None
+        assert after["text"] == before["text"]
+        await restarted.admin.wait_password("generated", before["text"]["password"])
