@@ -318,11 +318,10 @@ class Database:
         """Returns the row of pg_roles once `true` holds for it."""
         last: Mapping[str, Any] | None = None
         with anyio.move_on_after(seconds):
-            while True:
+            async for _ in Attempts():
                 last = await self.role(name)
                 if last is not None and true(last):
                     return last
-                await anyio.sleep(0.01)
         raise AssertionError(f"role {name}: {what} did not come true within {seconds} s: {last}")
 
     async def drop_schema(self) -> None:
