@@ -81,6 +81,8 @@ async def reconcile(
             memory.read_back.forget(key)
         results += same
         results += await _reconcile(others, batch, prepared) if others else []
+    # The poll that announced a drift announces it once more itself.
+    session.doubt(one.target.role_name for one in results if one.reported and one.key not in drifted)
     return results
 
 

@@ -2,7 +2,7 @@
 
 Guarantees: every role that changed, or was created, dropped or renamed, is announced in the round that detects it and
 again in the next. A role that the controller changed is announced in the next round, since another change may have
-restored its digest in between.
+restored its digest in between; so is a role whose drift it reported without being told by a round.
 
 Memory: 12 bytes and the name of each role, parsed only if something differs. The digests are keyed with a secret of the
 session, so that no one can construct two states with the same digest.
@@ -49,7 +49,7 @@ class Poller:
         self.renamed: tuple[str, ...] | None = ()  # names that another role has since the last round; None: any
 
     def doubt(self, names: Iterable[str]) -> None:
-        """The controller changed these roles; the next round announces them."""
+        """The next round announces these roles, whatever it reads."""
         self._again.update(names)
 
     async def compare(self) -> set[str]:

@@ -7,7 +7,7 @@ one may be able to use another detection mode.
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial, reduce
@@ -215,9 +215,14 @@ class Session:
         try:
             return await apply_plans(self._connection, plans, dialect, self._locked)
         finally:
-            if self._poller is not None:
-                changed = [plan for plan in plans if plan.changes]
-                self._poller.doubt({name for plan in changed for name in (plan.role_name, plan.seen_as)})
+            self.doubt(name for plan in plans if plan.changes for name in (plan.role_name, plan.seen_as))
+
+    def doubt(self, names: Iterable[str]) -> None:
+        """With Poll: what was read of these roles may change and change back before the next poll, which announces
+        them.
+        """
+        if self._poller is not None:
+            self._poller.doubt(names)
 
 
 async def run_session(

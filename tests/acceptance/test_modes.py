@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
+import anyio
 import pytest
 import pytest_asyncio
 
@@ -500,6 +501,20 @@ class TestSwitching:
             obj = await stage.kube.wait_for("secured", drifts(1), "driftCount 1")
             assert obj["status"]["lastDrift"]["fields"] == ["password"]
             await admin.wait_password("secured", "given")
+
+    async def test_a_reported_drift_that_is_undone_before_the_next_poll_is_no_longer_reported(
+        self, stage: Stage, admin: Database
+    ) -> None:
+        """A change of the object shows the drift between two polls, which then find the same."""
+        async with running(steward(stage, "--poll-interval", "5s")):
+            await stage.kube.apply("app", login=True, drift={"policy": "Report"})
+            await stage.kube.wait_ready("app")
+            await anyio.sleep(11.0)  # two polls, which look at the created role in any case
+            await admin.execute("ALTER ROLE app CREATEDB")
+            await stage.kube.patch("app", {"metadata": {"annotations": {"example.com/poke": "1"}}})
+            await stage.kube.wait_reason("app", "DriftReported")
+            await admin.execute("ALTER ROLE app NOCREATEDB")
+            await stage.kube.wait_ready("app")
 
     async def test_an_explicit_watch_mode_is_not_replaced_by_another(self, stage: Stage, admin: Database) -> None:
         controller = steward(stage, "--detection", "watch")

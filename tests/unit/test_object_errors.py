@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 from typing import Any, cast
@@ -87,6 +87,9 @@ class ErringSession:
     async def read_roles(self, asked: Sequence[tuple[Key, str]]) -> list[Observed | PgRoleError]:
         self._fail("read_roles", [name for _, name in asked])
         return [Observed() for _ in asked]
+
+    def doubt(self, names: Iterable[str]) -> None:
+        assert not list(names)
 
     async def apply_plans(
         self, plans: Sequence[Plan], *, enforcing: bool = False, notes_rows: bool = False

@@ -1,6 +1,6 @@
 """controller/worker_memory: after our own change, reconciles only compare; any difference leads to a full reconcile."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from types import SimpleNamespace
@@ -57,6 +57,10 @@ class ReadBackSession:
         self.looks = 0
         self.again = 0
         self.plans: list[Plan] = []
+        self.doubted: list[str] = []
+
+    def doubt(self, names: Iterable[str]) -> None:
+        self.doubted += names
 
     async def read_roles(self, asked: Sequence[tuple[Key, str]]) -> list[Observed]:
         self.looks += 1
@@ -179,6 +183,18 @@ class TestANotifyIsNeverTrusted:
         world = await ReadBackWorld().made()
         await world.reconcile(drifted=True)
         assert (world.session.looks, world.session.again) == (1, 0)
+
+
+async def test_a_poll_repeats_a_report_of_drift_that_it_did_not_cause() -> None:
+    """Undone before the next poll, the drift would otherwise be reported until the next resync."""
+    world = ReadBackWorld()
+    world.put(KEY.name, version=2, drift={"policy": "Report"})
+    await world.made()
+    world.session.store(Role("app", login=False))
+    assert (await world.reconcile(drifted=True)).reported == ("login",)
+    assert world.session.doubted == []
+    assert (await world.reconcile()).reported == ("login",)
+    assert world.session.doubted == ["app"]
 
 
 def _change_spec(world: ReadBackWorld) -> None:
