@@ -3,7 +3,7 @@
 from pgrole_controller.core.claim import Claim, ClaimKey
 from pgrole_controller.core.diff import Change, Drop, Rename, SetAttribute
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Waiting, WaitingForDatabases
-from pgrole_controller.core.names import matches
+from pgrole_controller.core.names import MOST_LISTED, matches, name_some
 from pgrole_controller.core.ownership import check_name_free, find_own_claim, find_target
 from pgrole_controller.core.plan import Action, Plan, ReassignOwned
 from pgrole_controller.core.policy import (
@@ -313,5 +313,6 @@ def _check_new_owner(policy: Policy, desired: Desired, observed: Observed, serve
     if reached:
         raise Refused(
             Reason.NOT_ALLOWED,
-            f'spec.reassignOwnedTo: role "{name}" reaches {", ".join(reached)}: name a role without such privileges',
+            f'spec.reassignOwnedTo: role "{name}" reaches {name_some(reached, most=MOST_LISTED)}: name a role '
+            "without such privileges",
         )

@@ -47,6 +47,10 @@ def spell_name(name: str) -> str:
     return name if _PLAIN.fullmatch(name) else '"' + name.replace('"', '""') + '"'
 
 
+#: How many names of what a policy lists or denies stand in a message that goes on with what to do.
+MOST_LISTED = 12
+
+
 def name_some(names: Sequence[str], separator: str = ", ", *, most: int = 5, count: int | None = None) -> str:
     """Returns the first of these names, at most `most`, and the number of the others. `count`: of all, if `names` are
     only the first.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pgrole_controller.core.errors import Reason, Refused
-from pgrole_controller.core.names import matches, name_some, names_itself
+from pgrole_controller.core.names import MOST_LISTED, matches, name_some, names_itself
 from pgrole_controller.core.parameters import IDENTITY_PARAMETERS, MODULES, Parameters
 from pgrole_controller.core.privileges.acl import FIRST_NORMAL_OID
 from pgrole_controller.core.privileges.grantee import PrivilegePolicy, PrivilegeRule
@@ -16,9 +16,6 @@ from pgrole_controller.core.server_options import TEMPLATES
 
 #: A role that PostgreSQL lets no other role join.
 _DATABASE_OWNER = "pg_database_owner"
-
-#: A message that names more would have no room for what to do.
-_MOST_NAMES = 12
 
 #: pg_settings.context of parameters that only a superuser may set.
 _OF_SUPERUSERS = ("superuser", "superuser-backend")
@@ -149,8 +146,8 @@ def check_within_policy(
         raise Refused(
             Reason.NOT_ALLOWED,
             f'{action} is denied: role "{found.role.name}" has attributes or memberships that the server\'s policy '
-            f"does not allow in this namespace ({', '.join(held)}): ask an administrator to revoke them first, or to "
-            "allow them in PgServer.spec.allow",
+            f"does not allow in this namespace ({name_some(held, most=MOST_LISTED)}): ask an administrator to revoke "
+            "them first, or to allow them in PgServer.spec.allow",
         )
 
 
@@ -196,7 +193,7 @@ def check_memberships(policy: Policy, desired: Role, references: References) -> 
 
 def name_allowed(patterns: Sequence[str]) -> str:
     """Returns what a policy allows, for a message that goes on with what to do."""
-    return name_some(patterns, most=_MOST_NAMES) or "none"
+    return name_some(patterns, most=MOST_LISTED) or "none"
 
 
 def why_not_joined(policy: Policy, group: str, references: References) -> str | None:
@@ -209,7 +206,7 @@ def why_not_joined(policy: Policy, group: str, references: References) -> str | 
     reached = reaches_beyond(policy, group, references, policy.member_of)
     if reached:
         return (
-            f'membership in "{group}" would reach {name_some(reached, most=_MOST_NAMES)}: remove it, or ask the '
+            f'membership in "{group}" would reach {name_some(reached, most=MOST_LISTED)}: remove it, or ask the '
             "server's administrator to list these roles by exact name in allow.memberOf"
         )
     return None

@@ -21,6 +21,7 @@ from pgrole_controller.core.deletion import (
 )
 from pgrole_controller.core.diff import Drop, Rename, SetAttribute
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient, Waiting, internal_error
+from pgrole_controller.core.outcome import LONGEST_MESSAGE
 from pgrole_controller.core.plan import NewOwner, Plan, ReassignOwned, ReassignResult
 from pgrole_controller.core.policy import Policy, References
 from pgrole_controller.core.privileges.grantee import DatabasePrivileges, PrivilegePolicy
@@ -198,6 +199,12 @@ class TestDecidingNewOwner:
             Policy(protected=("rds_*",), reassign_to=()),
         )
         assert words in error.message
+
+    def test_a_new_owner_that_reaches_many_roles_is_refused_with_what_to_do(self) -> None:
+        references = References(groups={"heir": tuple(f"group{number}_" + "x" * 50 for number in range(200))})
+        error = blocked(self.asked, see(dependents=OWNS, new_owner=NEW_OWNER, references=references))
+        assert "and 188 more: name a role without such privileges" in error.message
+        assert len(error.message) <= LONGEST_MESSAGE
 
     def test_the_policy_can_allow_a_new_owner_without_a_pgrole(self) -> None:
         observed = see(dependents=OWNS, new_owner=NewOwner(OID + 9), references=References(groups={"heir": ("heir",)}))

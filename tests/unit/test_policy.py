@@ -508,3 +508,10 @@ class TestRefusedObjects:
         error = refusal(desired(role=other, proof=proof_of(other)), observed)
         assert error.message.startswith("spec.name:")
         assert "In addition" not in error.message
+
+    def test_a_role_that_reaches_many_others_is_refused_with_what_to_do(self) -> None:
+        reaches = tuple(f"group{number}_" + "x" * 50 for number in range(200))
+        error = refusal(desired(adopt=True), Observed(ObservedRole(OID, DESIRED, reaches=reaches)))
+        assert "and 188 more" in error.message
+        assert error.message.endswith("allow them in PgServer.spec.allow")
+        assert len(error.message) <= LONGEST_MESSAGE

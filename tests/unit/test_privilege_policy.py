@@ -173,6 +173,8 @@ def test_a_database_must_be_included_by_its_pgserver(policy: PrivilegePolicy, ma
 
 def test_the_refusal_of_a_database_lists_the_allowed_ones() -> None:
     assert "allowed: a*, except ab*" in str(check_database(PrivilegePolicy((), ("a*",), ("ab*",)), "abc"))
+    patterns = tuple(f"a{number}*" for number in range(100))
+    assert str(check_database(PrivilegePolicy((), patterns, patterns), "b")).count("and 88 more") == 2
 
 
 @pytest.mark.parametrize(
