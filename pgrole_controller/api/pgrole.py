@@ -298,7 +298,7 @@ class PgRole(Model):
     spec: PgRoleSpec = Field(
         description=(
             "Desired state of the role. Fields you omit are kept at PostgreSQL's defaults, except password and "
-            "privileges, which are then not managed."
+            "privileges, which are then not managed. Privileges that were declared before are revoked."
         ),
         json_schema_extra=rules(
             rule("self.serverRef.name == oldSelf.serverRef.name", _SERVER_FIXED, field_path=".serverRef.name"),
@@ -330,7 +330,7 @@ class PgRole(Model):
     status: PgRoleStatus | None = Field(
         default=None,
         description=(
-            "Observed state of the role. The controller reads it only to prove ownership of a role that has no claim "
+            "Observed state of the role. The controller reads it to prove ownership of a role that has no claim "
             "in the database, and to continue its counts and histories."
         ),
         json_schema_extra={"default": {"observedGeneration": -1}},
