@@ -209,7 +209,7 @@ async def _read_endpoint(
     which = f'spec.connection.credentialsSecretRef: Secret "{name}" in namespace {controller_config.namespace}'
     secret = await read_secret(client, Key(controller_config.namespace, name))
     if secret is None:
-        keys = "username" if controller_config.token_command else "username and password"
+        keys = "username" if controller_config.token_command else "username, and password unless a token command is set"
         raise Waiting(Reason.SERVER_NOT_READY, f"{which} does not exist: create it, with {keys}")
     user = _decode(which, secret.data, "username")
     token_command = controller_config.token_command if "password" not in secret.data else None

@@ -170,8 +170,8 @@ async def test_credentials_that_do_not_exist_may_be_in_another_namespace() -> No
     server = await read_server(cast("Any", EmptyCluster()), "main", "pgrole-system")
     assert server.problem is not None
     assert server.problem.message.endswith(
-        'Secret "pg" in namespace pgrole-system does not exist: create it, with username and password. If the '
-        "controller is in another namespace, name that with --own-namespace"
+        'Secret "pg" in namespace pgrole-system does not exist: create it, with username, and password unless a token '
+        "command is set. If the controller is in another namespace, name that with --own-namespace"
     )
 
 
