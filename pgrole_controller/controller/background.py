@@ -8,9 +8,10 @@ Expected flow: a reconcile asks for one of them in its result, and does not end 
 kept for the next reconcile, which starts as soon as this one ends here. The next reconcile finds a finalizer on the
 object itself; an error with it is reported at once.
 
-Guarantees: no task is begun for an object that was changed or deleted since; emptying stops when the object changes,
-and a password task before its next write; a result is used by one reconcile, and never by one of another object of the
-same name.
+Guarantees: no password task and no emptying begins for an object that was changed or deleted since; emptying stops when
+the object changes, and a password task before its next write; a result is used by one reconcile, and never by one of
+another object of the same name. A finalizer is written to the object that was read, or not at all: the API server
+compares the uid.
 """
 
 import logging

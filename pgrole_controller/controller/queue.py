@@ -5,8 +5,9 @@ Not thread-safe: call everything in the event loop. Only `take` waits.
 A drift that is noticed during a batch waits for its end. So a batch holds as many keys as fit into `BATCH_SECONDS` at
 the pace of the previous batches: on a slow server or machine, a drift waits for fewer other keys.
 
-Every reconcile ends in `Endings`, exactly once: by the reporter when status is handed over, or by the background when
-the prerequisite of the next reconcile is done. Until then the queue does not start another one for the key.
+Every reconcile ends in `Endings`, exactly once: by the reporter when status is handed over, by the background when the
+prerequisite of the next reconcile is done or the finalizer removed, or by the worker or `decline` if it cannot be
+finished. Until then the queue does not start another one for the key.
 """
 
 import logging

@@ -1,8 +1,8 @@
 -- Functions that a transaction that changes roles calls in addition to the role DDL.
 -- PGR01: the state that the caller read has changed; nothing is changed, and the caller reads it again.
 
--- The name of lock_changes before version 4: controllers of 0.2.0 call it during an upgrade, and the command `claims` with
--- version 3. Its callers may lack EXECUTE on lock_changes, so it does not call that.
+-- The name of lock_changes before version 4: controllers of 0.2.0 call it during an upgrade, and the command `claims`, for
+-- which version 3 will do. Its callers may lack EXECUTE on lock_changes, so it does not call that.
 CREATE OR REPLACE FUNCTION pgrole.take_turn() RETURNS void
 LANGUAGE sql VOLATILE
 SET search_path = pg_catalog, pg_temp
