@@ -41,19 +41,19 @@ class SharedObjects:
 
     def share(self, new: Stored) -> Stored:
         """Returns an equal object that another store has, else the argument."""
-        identity = (new.uid, new.resource_version, len(new.body))
-        reference = self._known.get(identity)
+        shared_key = (new.uid, new.resource_version, len(new.body))
+        reference = self._known.get(shared_key)
         known = None if reference is None else reference()
         if known is not None:
             return known if known == new else new
-        self._known[identity] = weakref(new, lambda gone: self._forget(identity, gone))
-        self.size += identity[2]
+        self._known[shared_key] = weakref(new, lambda gone: self._forget(shared_key, gone))
+        self.size += shared_key[2]
         return new
 
-    def _forget(self, identity: SharedKey, gone: "weakref[Stored]") -> None:
-        self.size -= identity[2]
-        if self._known.get(identity) is gone:
-            del self._known[identity]
+    def _forget(self, shared_key: SharedKey, gone: "weakref[Stored]") -> None:
+        self.size -= shared_key[2]
+        if self._known.get(shared_key) is gone:
+            del self._known[shared_key]
 
 
 @dataclass(slots=True)

@@ -222,16 +222,16 @@ class Attributor:
     ) -> None:
         opening, rows = session.claims.opening(), [row for _, row in some]
         await record_at_home(connection, rows, self._config().history, opening, session.fence)
-        for identity, row in some:
-            if self._rows.get(identity) is row:
-                del self._rows[identity]
+        for row_key, row in some:
+            if self._rows.get(row_key) is row:
+                del self._rows[row_key]
 
     async def _record_alone(self, connection: Connection, session: Session, one: tuple[_RowKey, RecordedDrift]) -> None:
         """A row with a character that the database's encoding lacks is recorded without its values, or dropped."""
-        identity, row = one
+        row_key, row = one
         for attempt in (row, replace(row, values={}, by=DriftAuthor())):
             try:
-                await self._record(connection, session, [(identity, attempt)])
+                await self._record(connection, session, [(row_key, attempt)])
             except PgRoleError as error:
                 if not _concerns_data(error):
                     raise
@@ -239,8 +239,8 @@ class Attributor:
                 break
         else:
             log.warning("a drift cannot be recorded", extra={"server": self._config().name, "role": row.role})
-        if self._rows.get(identity) is row:
-            del self._rows[identity]
+        if self._rows.get(row_key) is row:
+            del self._rows[row_key]
 
     def _add_row(self, drift: RoleDrift, by: DriftAuthor, xmins: tuple[int, ...] = ()) -> None:
         """Adds a row to write. Equal drifts of one minute share a row, unless different logins caused them; so does a
@@ -249,15 +249,15 @@ class Attributor:
         """
         values = repr(sorted(drift.values.items()))
         told_apart_by = f"{drift.at:%Y-%m-%dT%H:%M}" if drift.corrected else f"({values}, {xmins})"
-        identity = drift.uid, drift.role_name, ",".join(drift.fields), drift.corrected, told_apart_by
-        known = self._recent.get(identity) if drift.corrected else None
+        row_key = drift.uid, drift.role_name, ",".join(drift.fields), drift.corrected, told_apart_by
+        known = self._recent.get(row_key) if drift.corrected else None
         if known is not None and drift.values and known.values != drift.values:
-            identity = *identity[:-1], f"{told_apart_by} {values}"
-            known = self._recent.get(identity)
+            row_key = *row_key[:-1], f"{told_apart_by} {values}"
+            known = self._recent.get(row_key)
         if known is not None and known.by.login and by.login and known.by.login != by.login:
-            identity = *identity[:-1], f"{identity[-1]} {by.login!r}"
-            known = self._recent.get(identity)
-        before = self._rows.pop(identity, None) or known
+            row_key = *row_key[:-1], f"{row_key[-1]} {by.login!r}"
+            known = self._recent.get(row_key)
+        before = self._rows.pop(row_key, None) or known
         row = RecordedDrift(
             drift.role_name,
             drift.fields,
@@ -266,11 +266,11 @@ class Attributor:
             count=1 if known is None else known.count + 1,
             by=before.by if before is not None and before.by.proof is not Evidence.NONE else by,
             cluster=self._cluster,
-            key="\0".join(map(str, identity)),
+            key="\0".join(map(str, row_key)),
             values=drift.values,
         )
-        _keep(self._recent, identity, row)
-        _keep(self._rows, identity, row)
+        _keep(self._recent, row_key, row)
+        _keep(self._rows, row_key, row)
 
     def _keep_cause(self, key: Key, drift: RoleDrift, by: DriftAuthor) -> None:
         stands = drift.corrected or self._reported.get(key) is drift

@@ -204,7 +204,7 @@ class PrivilegeMemory:
         for key in self._resting:
             role = self._roles.get(key)
             if role is not None and role.missed is not None:
-                role.missed = frozenset((role.missed | new.later_than(role.granted_at)) & self._known.keys())
+                role.missed = frozenset((role.missed | new.later_than(role.granted_in_read)) & self._known.keys())
         return new
 
     @property
@@ -224,7 +224,7 @@ class PrivilegeMemory:
         """
         if key not in self._resting:
             role = self._roles[key]
-            role.missed, role.granted_at = missed, number
+            role.missed, role.granted_in_read = missed, number
 
     def note_granted(
         self,
@@ -244,11 +244,11 @@ class PrivilegeMemory:
         unfinished = read if unfinished is None else unfinished
         if role.missed is not None and unfinished is not None and key not in self._resting:
             unread = frozenset[ObjectId]() if read is None else role.missed - read
-            new, granted = self._new, role.granted_at
-            left = {one for one in unfinished if one in role.missed or new.get(one, granted) > granted}
+            new, last = self._new, role.granted_in_read
+            left = {one for one in unfinished if one in role.missed or new.get(one, last) > last}
             role.missed = unread | left
             if read is None:
-                role.granted_at = max(granted, number)
+                role.granted_in_read = max(last, number)
 
     def note_unchanged(
         self, considered: Iterable[Grantee], chosen: Iterable[Grantee], observed: ObservedDatabase
@@ -270,7 +270,7 @@ class PrivilegeMemory:
         """
         if read is None:
             known = (role for key, role in self._roles.items() if key not in self._resting and role.missed is not None)
-            oldest = min((role.granted_at for role in known), default=self._reads)
+            oldest = min((role.granted_in_read for role in known), default=self._reads)
             self._new = {oid: number for oid, number in self._new.items() if number > oldest}
         else:
             self._new = {oid: number for oid, number in self._new.items() if oid not in read}

@@ -56,8 +56,8 @@ class RoleMemory:
     before the first complete read. `last_drifts`: as in PrivilegeResult. `offer`: what can be approved.
 
     `missed`: objects that were new when the role was granted nothing on them: it rested (Grantee.rests), or the grant
-    failed. None: not known, as before the role's first complete read. `granted_at`: number of the last complete read
-    after which the role had what it needs. What this read found may be new to other roles, but not to this one.
+    failed. None: not known, as before the role's first complete read. `granted_in_read`: number of the last complete
+    read after which the role had what it needs. What this read found may be new to other roles, but not to this one.
 
     `applied_as`: the digest that is stored as applied in the database, and the Grantee.spec_of that it stands for.
     None: this process does not know what it stands for.
@@ -80,7 +80,7 @@ class RoleMemory:
     last_drifts: tuple[PrivilegeDrift, ...] = ()
     offer: PrivilegeOffer | None = None
     missed: frozenset[ObjectId] | None = None
-    granted_at: int = 0
+    granted_in_read: int = 0
     applied_as: tuple[str, int, DatabasePrivileges | None] | None = None
     noted: Mapping[PrivilegeDifference, tuple[DriftAuthor, int]] = field(default_factory=dict)
 
@@ -91,7 +91,7 @@ class RoleMemory:
 
     def of_next_worker(self) -> "RoleMemory":
         """Returns what the database's next worker knows of the role: which objects are new to it."""
-        return RoleMemory(self.uid, missed=self.missed, granted_at=self.granted_at)
+        return RoleMemory(self.uid, missed=self.missed, granted_in_read=self.granted_in_read)
 
     def note_authors(self, found: Mapping[PrivilegeDifference, DriftAuthor], read: int) -> None:
         """`read`: number of the read that found these differences."""
@@ -110,7 +110,7 @@ class RoleMemory:
         """Returns those that are new to this role. None: not known."""
         if self.missed is None or not objects.is_known:
             return None
-        return objects.later_than(self.granted_at) | self.missed
+        return objects.later_than(self.granted_in_read) | self.missed
 
     def is_declared_by(self, grantee: Grantee, database: str) -> bool:
         """Whether it declares what is known already. The digest of an applied declaration also changes when the claim

@@ -65,7 +65,7 @@ async def open_database(
                         if installation.present:
                             guarded = installation.others_may_create
                             await move_applied(connection, identity.system_identifier, guarded=guarded)
-                        place = await fetch_row(connection, resources.text("sql", "events", "database.sql"))
+                        row = await fetch_row(connection, resources.text("sql", "events", "database.sql"))
                         session = DatabaseSession(
                             database,
                             home,
@@ -73,13 +73,13 @@ async def open_database(
                             identity,
                             installation,
                             fence,
-                            place.get("oid", int),
+                            row.get("oid", int),
                             reading,
                             on_notice,
                             interval=interval,
                             if_template=if_template,
                         )
-                        session.check_template(place)
+                        session.check_template(row)
                         await session.detect(DatabaseMode.RESYNC if in_turn else detection)
                 yield session
         except PgRoleError as error:

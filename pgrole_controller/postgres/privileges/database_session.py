@@ -194,9 +194,9 @@ class DatabaseSession:
             what = f'what is installed in database "{self.database}", or who may create something there, changed'
             raise Transient(Reason.SERVER_NOT_READY, f"{what}: it is read again")
 
-    def check_template(self, place: Row) -> None:
-        """`place`: of sql/events/database.sql. Raises `if_template`."""
-        if self.if_template is not None and place.get("template", bool):
+    def check_template(self, row: Row) -> None:
+        """`row`: of sql/events/database.sql. Raises `if_template`."""
+        if self.if_template is not None and row.get("template", bool):
             raise self.if_template
 
     async def read(
