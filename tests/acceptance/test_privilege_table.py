@@ -66,7 +66,7 @@ _FOR_PUBLIC = _HELD.format("a.grantee = 0")
 
 
 #: Object, column and privilege.
-Held = tuple[str, str, str]
+ObjectPrivilege = tuple[str, str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class PrivilegeRow:
 
     name: str
     declared: Json
-    held: frozenset[Held] = frozenset()
+    held: frozenset[ObjectPrivilege] = frozenset()
     objects: tuple[tuple[ObjectKind, str], ...] = ()
     drifts: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
@@ -192,7 +192,7 @@ def of_access(number: int, access: Access, kind: ObjectKind, privilege: str) -> 
     return PrivilegeRow(name, {"schemas": schemas}, held, objects, tuple(drifts.statements), tuple(drifts.words))
 
 
-def _of_schema(schema: str, access: Access) -> frozenset[Held]:
+def _of_schema(schema: str, access: Access) -> frozenset[ObjectPrivilege]:
     return frozenset((schema, "", privilege) for privilege in ACCESS[access][ObjectKind.SCHEMA])
 
 
