@@ -1,9 +1,9 @@
 -- Which types of input arguments do these routines have? One row for each distinct list of types, at most 15,000: `routines` and
--- `types` have the oids of routines with that list, and of its types, in 4 bytes each. And one row for each of these types, at most
+-- `types` have the oids of routines with that list, and of its types (acl_rows.numbers). And one row for each of these types, at most
 -- 5,000. So, with their overhead, an answer has at most 15,000 lists of 612 bytes and 5,000 names of 1,000, whatever a tenant creates.
 -- $1 oid[] routines   $2 oid[] other types
 WITH listed AS MATERIALIZED (
-    SELECT string_agg(oidsend(p.oid), ''::bytea) AS routines, p.proargtypes AS types
+    SELECT '\x01'::bytea || string_agg(oidsend(p.oid), ''::bytea) AS routines, p.proargtypes AS types
     FROM pg_catalog.pg_proc AS p
     WHERE p.oid = ANY ($1::oid[])
     GROUP BY p.proargtypes
@@ -12,7 +12,7 @@ WITH listed AS MATERIALIZED (
 SELECT
     l.routines, NULL::oid AS type, NULL::bytea AS name,
     (
-        SELECT string_agg(oidsend(t.type), ''::bytea ORDER BY t.place)
+        SELECT '\x01'::bytea || string_agg(oidsend(t.type), ''::bytea ORDER BY t.place)
         FROM unnest(l.types::oid[]) WITH ORDINALITY AS t (type, place)
     ) AS types
 FROM listed AS l

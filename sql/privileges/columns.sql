@@ -1,7 +1,7 @@
 -- Which privileges do the grantees have on columns? One row for each table and ACL of columns, with the columns that have it. Without
 -- $2, columns with an ACL are found in pg_shdepend, since pg_attribute is much larger: those in whose ACLs only the owner or PUBLIC is
--- are missing. Within a row, column n has name n of `columns`, which NUL separates, and bytes 4n of `versions`. An ACL in pg_attribute
--- has to fit in a page. `page_key`, `page_size`: postgres/answer_pages.py.
+-- are missing. Within a row, column n has name n of `columns`, which NUL separates, and number n of `versions` (acl_rows.numbers). An
+-- ACL in pg_attribute has to fit in a page. `page_key`, `page_size`: postgres/answer_pages.py.
 -- $1 oid[] grantees   $2 oid[] tables; NULL: all whose oids are above $3 oid, and up to $4 oid
 -- $5 bigint key: tables with a lower one need not be read
 SELECT
@@ -10,7 +10,8 @@ SELECT
 FROM (
     SELECT
         c.relation, c.acl, min(c.place) + 100 AS place, count(*) AS count,
-        string_agg(textsend(c.name::text), '\x00'::bytea) AS columns, string_agg(xidsend(c.version), ''::bytea) AS versions
+        string_agg(textsend(c.name::text), '\x00'::bytea) AS columns,
+        '\x01'::bytea || string_agg(xidsend(c.version), ''::bytea) AS versions
     FROM (
         SELECT c.attrelid AS relation, c.attname AS name, c.attnum AS place, c.attacl AS acl, c.xmin AS version
         FROM (

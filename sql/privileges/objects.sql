@@ -1,7 +1,7 @@
 -- Which objects have which ACL? One row for each distinct owner and ACL in a schema: few rows, whatever the number of objects.
 -- Rows of schemas that are not asked for are left out, unless a grantee holds something there that it does not own.
--- Within a row, object n has bytes 4n of `oids` and `versions`, and name n of `names`, which NUL separates. These are NULL if they
--- are too long for one row, beside other answers; those of 50,000 objects are not.
+-- Within a row, object n has number n of `oids` and `versions` (acl_rows.numbers), and name n of `names`, which NUL separates. These
+-- are NULL if they are too long for one row, beside other answers; those of 50,000 objects are not.
 -- `elevated`: whether a routine can do more than its caller: it is SECURITY DEFINER, or in a language that is not trusted. Not in
 -- internal, in which PostgreSQL makes aggregates and the constructors of ranges for everyone.
 -- `extension`, `with_columns`: whether the objects belong to an extension, and whether columns of them have an ACL; NULL: unknown.
@@ -22,8 +22,9 @@ SELECT
 FROM (
     SELECT
         o.catalog, o.schema, o.kind, o.owner, o.acl, o.initial, o.elevated, o.apart, o.extension, o.with_columns,
-        string_agg(oidsend(o.oid), ''::bytea) AS oids, string_agg(textsend(o.name::text), '\x00'::bytea) AS names,
-        string_agg(xidsend(o.version), ''::bytea) AS versions, min(o.oid::bigint) AS first,
+        '\x01'::bytea || string_agg(oidsend(o.oid), ''::bytea) AS oids,
+        string_agg(textsend(o.name::text), '\x00'::bytea) AS names,
+        '\x01'::bytea || string_agg(xidsend(o.version), ''::bytea) AS versions, min(o.oid::bigint) AS first,
         to_hex(hashtextextended(format('%s %s', o.owner, o.acl) COLLATE "C", 0)) AS seen,
         max(CASE WHEN o.catalog = 'pg_class'::regclass THEN cardinality(o.acl) END) OVER () AS largest_acl
     FROM object AS o

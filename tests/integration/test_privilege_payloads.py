@@ -621,6 +621,43 @@ async def test_content_too_large_for_one_answer_stops_no_other_repair(
     assert await world.hand.fetchval(held, world.oid) == 0
 
 
+#: What a tenant can create to end the session: objects whose oids together look like an array, and an extension with
+#: more members than fit in a row, which is smaller here.
+CRAFTED = {
+    "large objects": """
+        SELECT lo_create(n) FROM generate_series(1, 6) AS n;
+        GRANT SELECT ON LARGE OBJECT 1, 2, 3, 4, 5, 6 TO {role}
+    """,
+    "members of an extension": """
+        SET allow_system_table_mods = on;
+        INSERT INTO pg_depend (classid, objid, objsubid, refclassid, refobjid, refobjsubid, deptype)
+        SELECT 'pg_proc'::regclass, 3000000000 + n, 0, 'pg_extension'::regclass, e.oid, 0, 'e'
+        FROM pg_extension AS e, generate_series(1, 40000) AS n
+        WHERE e.extname = 'plpgsql'
+    """,
+}
+
+
+@pytest.mark.parametrize("crafted", CRAFTED)
+async def test_crafted_objects_stop_no_repair(
+    world: DatabaseWorkerWorld, tenant: Tenant, crafted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(framing._LONGEST, ord("D"), 100 << 10)
+    monkeypatch.setattr(answer_pages, "PAGE_BYTES", 200 << 10)
+    script = CRAFTED[crafted].format(role=world.role)
+    if "pg_depend" in script:
+        await world.hand.execute(f"{script}; RESET allow_system_table_mods")
+    else:
+        async with tenant.connected() as session:
+            await session.execute(script)
+    world.declare(READ)
+    async with world.working() as worker:
+        await world.wait_may("SELECT", "app.orders")
+        await world.hand.execute(f"GRANT UPDATE ON app.orders TO {world.role}")
+        await world.wait_may("UPDATE", "app.orders", expected=False)
+        assert worker.trouble is None
+
+
 async def check_exceeds_one_answer(world: DatabaseWorkerWorld) -> None:
     """What the role holds does not fit into one answer; the limit on pages is still higher than that on answers."""
     endpoint = replace(world.config.endpoint or Endpoint(""), dsn=world.server.dsn(database=world.database))

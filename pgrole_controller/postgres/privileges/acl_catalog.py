@@ -48,7 +48,7 @@ from pgrole_controller.postgres.privileges.acl_rows import (
     read_entries,
     read_group,
 )
-from pgrole_controller.postgres.rows import Row, fetch, fetch_row, first
+from pgrole_controller.postgres.rows import Row, fetch, fetch_row
 
 _PG_AUTHID = 1260
 
@@ -378,10 +378,12 @@ async def _read_arguments(connection: Connection, oids: Sequence[int]) -> dict[i
 
 
 async def _read_members(connection: Connection) -> frozenset[ObjectId]:
-    rows = await fetch(connection, _query(connection, "extension_members"), label="read_extensions")
-    row = first(rows)
-    members = row.find("members", bytes) or b""
-    if len(members) % MEMBER.size:
-        raise row.wrong("members")
-    pairs = [(CATALOGS.get(catalog), oid) for catalog, oid in MEMBER.iter_unpack(members)]
-    return frozenset(ObjectId(catalog, oid) for catalog, oid in pairs if catalog is not None)
+    found: set[ObjectId] = set()
+    for row in await fetch_pages(connection, _query(connection, "extension_members"), label="read_extensions"):
+        members = row.get("members", bytes)
+        if len(members) % MEMBER.size:
+            raise row.wrong("members")
+        pairs = [(CATALOGS.get(catalog), oid) for catalog, oid in MEMBER.iter_unpack(members)]
+        found.update(ObjectId(catalog, oid) for catalog, oid in pairs if catalog is not None)
+        await anyio.lowlevel.checkpoint()
+    return frozenset(found)

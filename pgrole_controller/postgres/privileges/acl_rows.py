@@ -169,11 +169,15 @@ def read_entries(row: Row) -> Iterator[AclEntry]:
 
 
 def numbers(row: Row, column: str) -> tuple[int, ...]:
-    """Oids or transaction ids, of 4 bytes each; none for NULL."""
-    value = row.find(column, bytes) or b""
-    if len(value) % 4:
+    """Oids or transaction ids, of 4 bytes each after a first byte; none for NULL. Without that byte, those that begin
+    with a small one, which a tenant can choose for large objects, would look like an array (framing.check_row).
+    """
+    value = row.find(column, bytes)
+    if value is None:
+        return ()
+    if len(value) % 4 != 1:
         raise row.wrong(column)
-    return struct.unpack(f"!{len(value) // 4}I", value)
+    return struct.unpack_from(f"!{len(value) // 4}I", value, 1)
 
 
 def pair(row: Row, names: Sequence[str], values: Sequence[T], column: str) -> Iterator[tuple[str, T]]:
