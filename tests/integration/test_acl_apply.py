@@ -233,6 +233,43 @@ async def test_a_grant_on_columns_is_revoked_after_its_grantor_lost_the_grant_op
     assert not set(after.entries) - set(before.entries)
 
 
+#: Very many columns of a table, and what roles grant each other on them.
+MANY_COLUMNS = tuple(f"c{n}" for n in range(200))
+ON_MANY = ", ".join(f"{one} ({', '.join(MANY_COLUMNS)})" for one in ("SELECT", "UPDATE"))
+
+
+async def _change_counted(db: AclDatabase, found: ObservedAcl, *changes: AclChange) -> int:
+    """Returns how many statements were run."""
+    texts: list[str] = []
+    with db.connection.query_logger(lambda one: texts.append(one.query)):
+        assert await apply_one(db, found, *changes) is None
+    return sum(len(text.split(";\n")) for text in texts)
+
+
+async def test_privileges_on_very_many_columns_take_few_statements(db: AclDatabase) -> None:
+    """Those of a grantor that lost its grant option, and those that are granted again after a CASCADE."""
+    await db.run(f"""
+        GRANT USAGE ON SCHEMA app TO {{heir}};
+        CREATE TABLE app.wide ({", ".join(f"{one} int" for one in MANY_COLUMNS)});
+        GRANT SELECT, UPDATE ON app.wide TO {{delegate}} WITH GRANT OPTION; SET ROLE {{delegate}};
+        GRANT {ON_MANY} ON app.wide TO {{reader}}; RESET ROLE; REVOKE SELECT, UPDATE ON app.wide FROM {{delegate}};
+        GRANT {ON_MANY} ON app.wide TO {{heir}} WITH GRANT OPTION; SET ROLE {{heir}};
+        GRANT {ON_MANY} ON app.wide TO {{writer}}; RESET ROLE
+    """)
+    before = named(await read(db), "wide")
+    revokes = [
+        change(db, before, role, "SELECT", "UPDATE", columns=MANY_COLUMNS, revoke=True, grantor=grantor)
+        for role, grantor in (("reader", db.name("delegate")), ("heir", ""))
+    ]
+    assert await _change_counted(db, before, revokes[0]) < 50
+    before = named(await read(db), "wide")
+    assert not held(before, db.oids["reader"])
+    assert await _change_counted(db, before, revokes[1]) < 100
+    after = named(await read(db), "wide")
+    assert not held(after, db.oids["heir"])
+    assert len(held(after, db.oids["writer"])) == 2 * len(MANY_COLUMNS)
+
+
 async def test_a_grantor_without_grant_option_from_whom_others_hold_a_column_is_left_to_people(db: AclDatabase) -> None:
     await db.run(
         ORPHANED + "SET ROLE {delegate}; GRANT SELECT (id) ON app.t TO {stranger}; RESET ROLE;"

@@ -26,6 +26,8 @@ from pgrole_controller.controller.privileges import (
     small_rounds,
 )
 from pgrole_controller.controller.privileges.grantees import Grantees
+from pgrole_controller.controller.privileges.privilege_decisions import RoundDecisions
+from pgrole_controller.controller.privileges.privilege_progress import PrivilegeProgress
 from pgrole_controller.controller.privileges.privilege_round import run_round
 from pgrole_controller.controller.privileges.read_pace import CompleteReads
 from pgrole_controller.core import contest as contests
@@ -236,6 +238,35 @@ async def test_a_large_number_of_changes_is_applied_role_by_role(
         await world.wait_may("UPDATE", "app.two", expected=False, role=other)
         result = await world.wait(lambda result: result.drift_count == 1)
     assert result.error is None
+
+
+async def test_changes_of_many_columns_are_a_large_number(
+    world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(UnexplainedWrites, "ask", find_nothing)
+    monkeypatch.setattr(large_rounds, "MOST_CHANGES", 6)
+    world.declare(READ)
+    other = world.declare_other(READ)
+    await world.hand.execute("CREATE TABLE app.wide (a int, b int, c int)")
+    decide, numbers = RoundDecisions.decide, list[tuple[int, int]]()
+
+    async def note(decisions: RoundDecisions, some: Sequence[PrivilegeProgress], most_changes: int) -> int:
+        number = await decide(decisions, some, most_changes)
+        numbers.append((len(some), number))
+        return number
+
+    async with world.working():
+        await world.wait_settled()
+        await world.wait_other_settled()
+        monkeypatch.setattr(RoundDecisions, "decide", note)
+        await world.hand.execute(f"GRANT INSERT (a, b, c), UPDATE (a, b, c) ON app.wide TO {world.role}, {other}")
+        held = "SELECT count(*) FROM pg_attribute WHERE attrelid = 'app.wide'::regclass AND attacl IS NOT NULL"
+
+        async def are_revoked() -> bool:
+            return not await world.hand.fetchval(held)
+
+        assert await reached(are_revoked, DEADLINE)
+    assert numbers[0] == (2, 1), "both roles were decided at once"
 
 
 def note_refusals(monkeypatch: pytest.MonkeyPatch) -> list[PgRoleError]:

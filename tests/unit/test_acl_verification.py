@@ -6,7 +6,7 @@ from pgrole_controller.core.privileges.acl import AclChange, AclEntry, DatabaseO
 from pgrole_controller.postgres.privileges.acl_batches import CHANGES, split_large
 from pgrole_controller.postgres.privileges.acl_repair import AclRepair
 from pgrole_controller.postgres.privileges.acl_script import render_repairs
-from pgrole_controller.postgres.privileges.acl_verification import find_lost, find_wrong
+from pgrole_controller.postgres.privileges.acl_verification import find_lost, find_wrong, grant_again
 from tests.cpu_time import within_a_callback
 
 OWNER = 16500
@@ -60,6 +60,28 @@ def test_one_transaction_changes_few_tables_if_these_have_very_many_columns() ->
     tables = [make(20000 + n) for n in range(100)]
     repairs = [AclRepair(ObservedAcl(one), (AclChange(one, 30000, "r", ("SELECT",), True, columns),)) for one in tables]
     assert {len(piece) for piece in split_large([repairs])} == {CHANGES // 1600, 1}
+    more = [
+        replace(one, changes=(replace(one.changes[0], privileges=("SELECT", "INSERT", "UPDATE")),)) for one in repairs
+    ]
+    assert {len(piece) for piece in split_large([more])} == {CHANGES // (3 * 1600)}
+
+
+def test_what_was_lost_is_granted_again_by_privilege_whatever_the_number_of_columns() -> None:
+    columns = tuple(f"c{n}" for n in range(1600))
+    held = [
+        AclEntry(30000, OWNER, "own", privilege, column=one) for privilege in ("SELECT", "UPDATE") for one in columns
+    ]
+    whole = [AclEntry(30000, OWNER, "own", "SELECT"), AclEntry(30001, OWNER, "own", "SELECT", column="c7")]
+    dropped = AclEntry(30002, OWNER, "own", "SELECT", column="c7")
+    before = ObservedAcl(make(), (*held, *whole, dropped))
+    again = grant_again(AclRepair(before, ()), [*before.entries, *held[:2]], {30000: "r", 30001: "s"})
+    assert [(one.grantee_name, one.privileges, one.columns) for one in again] == [
+        ("r", ("SELECT",), columns),
+        ("r", ("UPDATE",), columns),
+        ("r", ("SELECT",), ()),
+        ("s", ("SELECT",), ("c7",)),
+    ]
+    assert not any(one.revoke or one.option_only for one in again)
 
 
 def test_a_statement_for_an_administrator_quotes_the_grantors_name() -> None:

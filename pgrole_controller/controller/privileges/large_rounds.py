@@ -16,7 +16,8 @@ from pgrole_controller.postgres.privileges.acl_repair import AclRepair
 from pgrole_controller.postgres.privileges.database_session import DatabaseSession
 from pgrole_controller.postgres.privileges.stored_state import StoredState
 
-#: Number of changes, each of about 180 bytes, from which on no further role is decided about before they are applied.
+#: Size of changes from which on no further role is decided about before they are applied. One of size 1 takes about 180
+#: bytes.
 MOST_CHANGES = 300_000
 #: Number of comparisons of a role with an object from which on a thread makes them: each takes up to 10 µs.
 MANY_COMPARISONS = 2_000

@@ -59,7 +59,7 @@ class RoundDecisions:
         self._now = now
 
     async def decide(self, some: Sequence[PrivilegeProgress], most_changes: int) -> int:
-        """Returns the number of roles decided about, at least one, which together may have this number of changes."""
+        """Returns the number of roles decided about, at least one, whose changes together may have this size."""
         observed = self._observed
         # Objects that only some roles reach are no reason to forget those of the others.
         complete = observed.complete and self._whole
@@ -71,7 +71,7 @@ class RoundDecisions:
             one = some[number]
             await self._decide_beside(one, one.role.select_new(new_objects))
             one.decided = new_objects.read
-            changes += len(one.changes)
+            changes += sum(change.size for change in one.changes)
             number += 1
             if one.is_applied:
                 self._interruptions.note_applied(one.grantee.key)

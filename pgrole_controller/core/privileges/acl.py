@@ -217,6 +217,11 @@ class AclChange:
     grantor: str = ""
     option_only: bool = False
 
+    @property
+    def size(self) -> int:
+        """Number of privileges on columns that it grants or revokes; 1 for the whole object."""
+        return len(self.columns) * len(self.privileges) or 1
+
 
 @dataclass(frozen=True, slots=True)
 class DefaultAclChange:

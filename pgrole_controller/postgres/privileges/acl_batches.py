@@ -34,8 +34,8 @@ log = logging.getLogger(__name__)
 
 #: Maximum number of objects of one transaction, which then takes about 12 ms.
 OBJECTS = 100
-#: Maximum number of changes of one transaction, unless one object has more: rendering that many takes about 15 ms. One
-#: for each column: PostgreSQL does not interrupt a REVOKE on columns of very many tables, however long it takes.
+#: Maximum size of the changes of one transaction, unless one object has more: rendering that many takes about 15 ms.
+#: PostgreSQL does not interrupt a REVOKE on columns of very many tables, however long it takes.
 CHANGES = 5000
 #: Time limit in seconds for dividing transactions that fail; what is left is postponed.
 DIVIDING_SECONDS = 3.0
@@ -255,12 +255,12 @@ def raise_if_common(connection: Connection, error: PgRoleError) -> None:
 
 
 def split_large(parts: Iterable[Sequence[T]]) -> list[Sequence[T]]:
-    """Returns the same parts, but those with more than CHANGES changes in several."""
+    """Returns the same parts, but those whose changes are larger than CHANGES in several."""
     pieces: list[Sequence[T]] = []
     for part in parts:
         start, count = 0, 0
         for place, one in enumerate(part):
-            number = sum(len(change.columns) or 1 for change in one.changes) if isinstance(one, AclRepair) else 1
+            number = sum(change.size for change in one.changes) if isinstance(one, AclRepair) else 1
             if count + number > CHANGES and place > start:
                 pieces.append(part[start:place])
                 start, count = place, 0

@@ -64,13 +64,14 @@ class AclReadBack:
         if not repairs:
             return
         after = await self.read(repairs)
-        lost: list[tuple[AclRepair, AclEntry]] = []
+        lost: list[tuple[AclRepair, list[AclEntry]]] = []
         for one in repairs:
             await _share_turn(one)
-            lost += [(one, entry) for entry in find_lost(one, after.get(one.observed.object.id))]
+            if entries := find_lost(one, after.get(one.observed.object.id)):
+                lost.append((one, entries))
         if lost:
-            names = await _read_role_names(self._connection, {entry.grantee for _, entry in lost})
-            again = [grant_again(one, entry, names) for one, entry in lost if entry.grantee in names]
+            names = await _read_role_names(self._connection, {entry.grantee for _, some in lost for entry in some})
+            again = [change for one, entries in lost for change in grant_again(one, entries, names)]
             await execute_changes(self._connection, self._version, again)
             after = await self.read(repairs)
         for one in repairs:

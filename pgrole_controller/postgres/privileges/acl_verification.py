@@ -134,11 +134,21 @@ def _entries_of(change: AclChange) -> set[tuple[int, str, str]]:
     }
 
 
-def grant_again(repair: AclRepair, entry: AclEntry, names: Mapping[int, str]) -> AclChange:
-    return AclChange(
-        object=repair.observed.object,
-        grantee=entry.grantee,
-        grantee_name=names[entry.grantee],
-        privileges=(entry.privilege,),
-        columns=(entry.column,) if entry.column else (),
-    )
+def grant_again(repair: AclRepair, lost: Iterable[AclEntry], names: Mapping[int, str]) -> list[AclChange]:
+    """Returns one change for the object and one for all its columns, for each grantee with a name and each privilege: a
+    table may have 1,600 columns.
+    """
+    columns: dict[tuple[int, str, bool], dict[str, None]] = {}
+    for entry in lost:
+        if entry.grantee in names:
+            columns.setdefault((entry.grantee, entry.privilege, bool(entry.column)), {})[entry.column] = None
+    return [
+        AclChange(
+            object=repair.observed.object,
+            grantee=grantee,
+            grantee_name=names[grantee],
+            privileges=(privilege,),
+            columns=tuple(some) if of_columns else (),
+        )
+        for (grantee, privilege, of_columns), some in columns.items()
+    ]

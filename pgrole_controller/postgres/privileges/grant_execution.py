@@ -130,7 +130,7 @@ async def _find_lost_options(connection: Connection, statement: GrantStatement) 
             statement.acting_as,
             (row.get("privilege", str),),
             revoke=True,
-            columns=(row.text("column_name"),),
+            columns=tuple(row.text("columns").split("\0")),
             option_only=row.get("kept", bool),
         )
         for row in rows
