@@ -98,12 +98,13 @@ class WorkerContext:
     contests: Contests
 
     def hand_on(self, result: Result) -> None:
-        """Hands the result to the reporter or the background, which ends the reconcile."""
-        if result.password_task is not None:
-            self.reporter.record(result)
-            self.background.prepare_password(result)
-        elif result.writes_finalizer:
-            self.reporter.record(result)
-            self.background.write_finalizer(result)
-        else:
+        """Hands the result to the reporter or the background, which ends the reconcile. If recording its Event fails,
+        nothing is written, and the reconcile is retried.
+        """
+        if result.password_task is None and not result.writes_finalizer:
             self.reporter.report(result)
+        elif self.reporter.record(result):
+            if result.password_task is not None:
+                self.background.prepare_password(result)
+            else:
+                self.background.write_finalizer(result)

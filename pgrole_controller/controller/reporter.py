@@ -67,15 +67,22 @@ class Reporter:
         try:
             self._take(result)
         except Exception as error:  # noqa: BLE001 -- one object's error
-            self.report_error(contain(error, result.key), result)
-            self._endings.fail(result.key)
+            self._fail(error, result)
 
-    def record(self, result: Result) -> None:
-        """Records only the Event: the background ends the reconcile. Never raises."""
+    def record(self, result: Result) -> bool:
+        """Records only the Event: the background ends the reconcile. Never raises. Returns False if it failed: then the
+        reconcile has ended, and is retried.
+        """
         try:
             self._record_action(result)
         except Exception as error:  # noqa: BLE001 -- one object's error
-            self.report_error(contain(error, result.key), result)
+            self._fail(error, result)
+            return False
+        return True
+
+    def _fail(self, error: Exception, result: Result) -> None:
+        self.report_error(contain(error, result.key), result)
+        self._endings.fail(result.key)
 
     def announce(self, result: PrivilegeResult) -> bool:
         """Records the Events about a result in which only the news are new. Returns False if nothing was recorded: the

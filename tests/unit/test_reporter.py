@@ -26,6 +26,7 @@ from pgrole_controller.core.claim import Claim, Owner
 from pgrole_controller.core.contest import Contests
 from pgrole_controller.core.errors import Reason
 from pgrole_controller.core.outcome import LONGEST_MESSAGE, RECONCILED, Outcome, Phase, of_read_back
+from pgrole_controller.core.password import PasswordTask
 from pgrole_controller.core.plan import Action, Plan
 from pgrole_controller.core.request import Key, Request, RequestReason
 from pgrole_controller.core.status import StatusDetails, build_status
@@ -563,6 +564,35 @@ async def test_writes_that_are_not_answered_in_one_namespace_do_not_delay_those_
         assert written is not None
         assert written.resource_version == "9"
         tasks.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("prepared", ["finalizer", "password"])
+@in_timelapse
+async def test_nothing_is_prepared_for_a_result_whose_event_cannot_be_recorded(
+    objects: Objects, monkeypatch: pytest.MonkeyPatch, prepared: str
+) -> None:
+    """Once the finalizer is removed, no one would see that; the reconcile is retried instead."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError
+
+    api, queue, seen = FinalizerRefusingApi(403), Queue(), made(1)
+    objects.store.put(seen)
+    recorder = Recorder(cast("Client", api))
+    context = make_writing(cast("Client", api), objects, queue, recorder)
+    queue.put("default", Request(seen.key, RequestReason.OBJECT))
+    await queue.take("default", 1)
+    monkeypatch.setattr(recorder, "record", fail)
+    task = cast("PasswordTask", "task") if prepared == "password" else None
+    finalizer = True if prepared == "finalizer" else None
+    context.hand_on(Result(Target(seen.key, seen, finalizer=finalizer), action=Action.CREATED, password_task=task))
+    monkeypatch.undo()
+    await write_all(context)
+    (status,) = api.statuses
+    assert next(one["reason"] for one in status["conditions"] if one["type"] == "Ready") == "InternalError"
+    with anyio.fail_after(60.0):
+        (again,) = await queue.take("default", 1)
+    assert again.failures == 1
 
 
 class GoneApi(StatusApi):
