@@ -264,7 +264,7 @@ class _RunningController:
             rest.start_soon(self._recorder.run)
             async with anyio.create_task_group() as writers:
                 writers.start_soon(self._reporter.run)
-                writers.start_soon(self._background.run)
+                writers.start_soon(self._run_background)
                 async with anyio.create_task_group() as sources:
                     self._start_sources(sources)
                     async with anyio.create_task_group() as workers:
@@ -273,10 +273,14 @@ class _RunningController:
                         self._stop_reconciles(workers)
                     sources.cancel_scope.cancel()
                 self._background.close()
-                self._reporter.close()
                 writers.cancel_scope.deadline = anyio.current_time() + WRITE_SECONDS
             self._recorder.close()
             rest.cancel_scope.deadline = anyio.current_time() + EVENT_SECONDS
+
+    async def _run_background(self) -> None:
+        """Closes the reporter only when the background ended, whose errors it reports."""
+        await self._background.run()
+        self._reporter.close()
 
     async def _take_over(self) -> None:
         """Lists everything declared again before the first reconcile if this process stood by: a watch can be cut off
