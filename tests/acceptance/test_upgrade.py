@@ -136,7 +136,9 @@ async def test_both_releases_running_at_once_do_no_harm(team_objects: TeamObject
             assert await before.stop() == 0
             await team_objects.prove("third")
             await team_objects.take_back()
-    await succeed(team_objects, BEFORE, "fourth")
+    async with succeeding(team_objects, BEFORE, "fourth"):
+        await team_objects.kube.delete_all()
+        await team_objects.kube.wait_number(0)
 
 
 async def test_a_schema_that_the_controller_may_not_upgrade_works_until_an_administrator_does(
