@@ -4,7 +4,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from ssl import create_default_context
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import aiohttp
 from aiohttp import web
@@ -20,30 +20,41 @@ _PASSED_ON = ("Authorization", "Accept", "Content-Type")
 _LINE_BYTES = 1 << 22
 
 
+class HeldEvent(NamedTuple):
+    stream: web.StreamResponse
+    resource: str
+    line: bytes
+
+
 class Relay:
     """Created by `relay`. The controller under test uses its `url`."""
 
     def __init__(self, server: ApiServer, session: aiohttp.ClientSession) -> None:
         self._server = server
         self._session = session
-        self._holds: Holds | None = None
+        self._holds: list[Holds] = []
         self._before: dict[tuple[str, str], Callable[[], Awaitable[object]]] = {}
-        self._held: list[tuple[web.StreamResponse, bytes]] = []
+        self._held: list[HeldEvent] = []
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
 
     @asynccontextmanager
     async def holding(self, holds: Holds) -> AsyncIterator[None]:
-        """Delays the events for which `holds` is true, and sends them at the end to clients still connected."""
-        self._holds = holds
+        """Delays the events for which `holds` is true. At the end sends those that no other `holding` delays to clients
+        still connected.
+        """
+        self._holds.append(holds)
         try:
             yield
         finally:
-            self._holds = None
+            self._holds.remove(holds)
             held, self._held = self._held, []
-            for stream, line in held:
+            for event in held:
+                if self._keeps_back(event.resource, event.line):
+                    self._held.append(event)
+                    continue
                 with suppress(ConnectionResetError):
-                    await stream.write(line)
+                    await event.stream.write(event.line)
 
     def forestall(self, method: str, path: str, act: Callable[[], Awaitable[object]]) -> None:
         """Runs `act` before the next such request is forwarded."""
@@ -65,15 +76,19 @@ class Relay:
             await stream.prepare(request)
             resource = request.path.rpartition("/")[2]
             async for line in answer.content:
-                if self._holds is not None and self._keeps_back(self._holds, resource, line):
-                    self._held.append((stream, line))
+                if self._keeps_back(resource, line):
+                    self._held.append(HeldEvent(stream, resource, line))
                 else:
                     await stream.write(line)
             return stream
 
-    def _keeps_back(self, holds: Holds, resource: str, line: bytes) -> bool:
+    def _keeps_back(self, resource: str, line: bytes) -> bool:
+        if not self._holds:
+            return False
         event = json.loads(line)
-        return event["type"] in ("ADDED", "MODIFIED", "DELETED") and holds(resource, event["object"])
+        if event["type"] not in ("ADDED", "MODIFIED", "DELETED"):
+            return False
+        return any(holds(resource, event["object"]) for holds in self._holds)
 
 
 AnyRelay = TypeVar("AnyRelay", bound=Relay)
