@@ -15,7 +15,8 @@ import pytest
 from pgrole_controller.local.process import Process, reached
 from tests.acceptance.world import PATIENCE, Database, Json, Stage, is_ready, running
 
-MANY = 80
+#: Four controllers in a row are interrupted before all have their roles: each takes 25 at first, and more later.
+MANY = 100
 #: Tolerance beyond documented times, in seconds: the machine may be busy.
 SLACK = 9.0
 KILLS = 3
@@ -39,7 +40,8 @@ def declared() -> dict[str, Json]:
 
 
 async def kill_at_random_points(stage: Stage, draw: Random, question: str, goal: int) -> None:
-    """Starts controllers and kills each once `question` is part of the way to `goal`, so that none of them finishes."""
+    """Starts controllers and kills each once `question` is part of the way to `goal`; one may have finished by then."""
+    unfinished = 0
     async with stage.database() as database:
         for round_ in range(KILLS):
             controller = stage.controller()
@@ -49,7 +51,9 @@ async def kill_at_random_points(stage: Stage, draw: Random, question: str, goal:
             await wait_past(database, question, begin + draw.randint(0, (goal - begin) // (KILLS - round_ + 1)))
             await anyio.sleep(draw.uniform(0, 0.02))  # makes the point of the kill random
             await controller.kill()
+            unfinished += await database.fetchval(question) < goal
             assert "Traceback" not in controller.log
+    assert unfinished >= KILLS - 1, "too late"
 
 
 async def stop_during_convergence(stage: Stage, database: Database) -> None:
@@ -62,6 +66,7 @@ async def stop_during_convergence(stage: Stage, database: Database) -> None:
         assert await controller.stop() == 0
     assert "Traceback" not in controller.log
     claimed = await database.fetchval(CLAIMED)
+    assert claimed < MANY, "too late"
     roles = await database.fetchval("SELECT count(*) FROM pg_roles WHERE oid >= 16384")
     assert roles == claimed
     ready = sum(is_ready(obj) for obj in await stage.kube.objects())
