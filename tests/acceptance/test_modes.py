@@ -117,6 +117,13 @@ as_everywhere = pytest.mark.parametrize(
 as_elsewhere = pytest.mark.parametrize(
     "running_place", kinds(*MECHANISMS, fast=("poll without the schema",)), indirect=True, scope="module"
 )
+#: The other kinds: they combine a way to detect and a way to keep claims that two of `MECHANISMS` have.
+as_combined = pytest.mark.parametrize(
+    "running_place",
+    kinds(*(name for name in KINDS if name not in ("watch", *MECHANISMS)), fast=()),
+    indirect=True,
+    scope="module",
+)
 #: What depends on where claims are kept and with which privileges, and not on detection.
 each_way_to_keep_claims = pytest.mark.parametrize(
     "running_place",
@@ -256,6 +263,11 @@ async def tell(kube: Kube, told: Counter[frozenset[str]], count: int, drift: Tam
     return obj
 
 
+def granted_by(place: ModePlace) -> str:
+    """Returns what GRANT and REVOKE of a membership need in addition, if the controller granted it."""
+    return f" GRANTED BY {CONTROLLER_ROLE}" if place.kind.grants and place.version >= 16 else ""
+
+
 @as_elsewhere
 async def test_membership_drift_is_repaired(place: ModePlace, role: str) -> None:
     kube, database = place.kube, place.database
@@ -263,7 +275,7 @@ async def test_membership_drift_is_repaired(place: ModePlace, role: str) -> None
     await kube.apply("other", name=f"{role}_other")
     await kube.wait_ready("other")
     await declare(kube, role, memberOf=[{"role": f"{role}_group"}])
-    by = f" GRANTED BY {CONTROLLER_ROLE}" if place.kind.grants and place.version >= 16 else ""
+    by = granted_by(place)
     await database.execute(f"REVOKE {role}_group FROM {role}{by}")
     await kube.wait_for("app", drifts(1), "driftCount 1")
     await database.execute(f"GRANT {role}_other TO {role}{by}")
@@ -313,6 +325,38 @@ async def test_a_generated_password_is_delivered_and_survives_a_drift(place: Mod
     assert again is not None
     assert again["metadata"]["uid"] == secret["metadata"]["uid"]
     assert again["text"]["password"] == secret["text"]["password"]
+
+
+@as_combined
+async def test_memberships_passwords_and_a_drop_work_in_combined_kinds(place: ModePlace, role: str) -> None:
+    """In short what other tests show of each way to detect and each way to keep claims."""
+    kube, database = place.kube, place.database
+    await kube.apply_secret("source", password="first")
+    await kube.apply(
+        "made", name=f"{role}_made", password={"generate": {}}, connectionSecret={"name": "made-connection"}
+    )
+    await kube.apply("group", name=f"{role}_group")
+    source, groups = {"secretRef": {"name": "source"}}, [{"role": f"{role}_group"}]
+    await declare(kube, role, password=source, memberOf=groups, deletionPolicy="Drop")
+    await database.wait_password(role, "first")
+    await kube.apply_secret("source", password="second")
+    await database.wait_password(role, "second")
+    made = await kube.wait_secret("made-connection")
+    await database.wait_password(f"{role}_made", made["text"]["password"])
+    await database.execute(f"REVOKE {role}_group FROM {role}{granted_by(place)}")
+    obj = await kube.wait_for("app", ready_after(1), "driftCount 1")
+    assert obj["status"]["lastDrift"]["fields"] == ["memberOf"]
+    assert await database.fetchval(f"SELECT pg_has_role('{role}', '{role}_group', 'MEMBER')")
+    if place.kind.sees_passwords:
+        await database.execute(f"ALTER ROLE {role} PASSWORD 'tampered'")
+        obj = await kube.wait_for("app", drifts(2), "driftCount 2")
+        assert obj["status"]["lastDrift"]["fields"] == ["password"]
+        await database.wait_password(role, "second")
+    again = await kube.wait_secret("made-connection")
+    assert again["metadata"]["resourceVersion"] == made["metadata"]["resourceVersion"]
+    await kube.delete("app")
+    await kube.wait_gone("app")
+    assert await database.role(role) is None
 
 
 async def test_repeated_drift_is_always_repaired(place: ModePlace, role: str) -> None:
@@ -384,7 +428,6 @@ async def test_a_renamed_role_whose_name_is_taken_is_refused_until_the_name_is_f
     assert await place.database.role(stolen) is None
 
 
-@as_everywhere
 async def test_a_role_renamed_to_the_name_in_another_object_is_not_taken_over(place: ModePlace, role: str) -> None:
     await place.kube.apply("victim", name=f"{role}_victim")
     victim = await place.kube.wait_ready("victim")
