@@ -22,6 +22,8 @@ ACTIONS = ("rotate", "delete")
 ROUNDS = 6
 #: Of the points at which the controller is killed.
 SEED = 7
+#: How long a rotation takes at most.
+ROTATION_SECONDS = 0.08
 POLICIES = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
 SESSIONS = "FROM pg_stat_activity WHERE application_name LIKE 'pgrole-controller %'"
 TURN = "LOCK TABLE pgrole.turn_to_change IN ACCESS EXCLUSIVE MODE"
@@ -252,7 +254,8 @@ async def test_each_rotation_request_is_handled_once_despite_kills_at_random_poi
             await wait_agreement(kube, database, handled)
             await request(kube, str(number))
             handled = number
-            await anyio.sleep(draw.uniform(0, 0.08))  # makes the point of the kill random
+            # a random point in another part of the rotation each time
+            await anyio.sleep((number - draw.random()) * ROTATION_SECONDS / ROUNDS)
             await controller.kill()
             assert "Traceback" not in controller.log
         async with running(stage.controller()):
