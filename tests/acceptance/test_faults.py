@@ -26,6 +26,7 @@ from tests.acceptance.world import (
     says,
 )
 
+WATCH_FAILED = "watch failed, trying again"
 #: Number of attempts on a server that refuses connections, at 200 ms each: PATIENCE allows five times as many.
 ATTEMPTS = 40
 #: Maximum number of log lines about them and the beginning of the outage.
@@ -215,8 +216,11 @@ async def delete_before_it_hangs(kube: Kube, database: Database, names: list[str
     finally:
         kube.server.resume()
     await kube.apply("new")
-    for name in (*names, "new"):
-        await kube.wait_ready(name)
+    await kube.wait_ready("new")
+    for name in names:  # one more drift within a minute would be a contest
+        await kube.wait_for(
+            name, lambda obj: obj["status"].get("driftCount") == 4 and is_ready(obj), "Ready after four drifts"
+        )
 
 
 async def drift_each(database: Database, names: list[str]) -> None:
@@ -229,12 +233,13 @@ async def drift_each(database: Database, names: list[str]) -> None:
 async def change_objects_while_it_is_away(kube: Kube, database: Database, controller: Controller) -> None:
     await kube.apply_all({"drifts": {}, "altered": {}, "goes": {"deletionPolicy": "Drop"}, "twice": {}})
     before = {obj["metadata"]["name"]: obj["metadata"]["uid"] for obj in await kube.wait_all_ready()}
+    failed = controller.log.count(WATCH_FAILED)
     await kube.server.kill()
     await database.execute("ALTER ROLE drifts SUPERUSER")
     await database.wait_role("drifts", lambda row: not row["rolsuper"], "NOSUPERUSER")
     await database.execute("DROP ROLE altered")
     await database.wait_role("altered", bool, "recreated")
-    await controller.wait_log("watch failed, trying again")
+    await controller.wait_count(WATCH_FAILED, failed + 1)
     await kube.server.start()
     await kube.apply("altered", login=True)
     await kube.apply("created")
