@@ -258,7 +258,7 @@ async def test_each_contest_slows_down_only_the_repairs_of_its_own_field(
 
     async def play(number: int, name: str) -> None:
         async with open_database(shared_dsn) as database:
-            await scenes[name](ContestScene(kube, database, shared_dsn, name, f"{role}_{number}"))
+            await scenes[name](ContestScene(kube, database, shared_dsn, name, f"{role}_{number:02}"))
 
     async with anyio.create_task_group() as tasks:
         for number, name in enumerate(scenes):
