@@ -71,8 +71,12 @@ async def declare(stage: Stage, roles: int) -> None:
     await stage.kube.wait_all_ready()
 
 
-async def unconfirmed(pair: Replicas) -> None:
-    await pair.first.controller.wait_log("leadership not confirmed")
+async def unconfirmed(pair: Replicas, times: int = 1) -> None:
+    await pair.first.controller.wait_count("leadership not confirmed", times)
+
+
+async def no_leader(pair: Replicas) -> None:
+    await wait_figures(pair.first.controller, lambda found: found.get("pgrole_leader") == 0, "no leader")
 
 
 async def enforced_on_passwords(database: Database) -> None:
@@ -113,6 +117,14 @@ async def drifts_counted(kube: Kube, corrected: int) -> None:
     assert await reached(are_counted, PATIENCE), f"{corrected} drifts corrected, counted: {counted}"
 
 
+async def everything_is_reported(kube: Kube, pair: Replicas, took: list[float]) -> None:
+    """Waits until status and an Event report all these drifts: the first replica led all the time."""
+    await drifts_counted(kube, len(took))
+    await kube.wait_event("DriftCorrected", about="secured")
+    assert "no longer leading" not in pair.first.controller.log
+    assert pair.second.changed() == (0, 0)
+
+
 async def test_without_kubernetes_the_leader_enforces_the_last_applied_state_and_nothing_else(
     stage: Stage, say: Say
 ) -> None:
@@ -131,7 +143,7 @@ async def test_without_kubernetes_the_leader_enforces_the_last_applied_state_and
         await kube.apply("doomed", login=True, deletionPolicy="Drop")
         took = await repairs(pair, until - AWAY / 2)
         await unconfirmed(pair)
-        await wait_figures(pair.first.controller, lambda found: found.get("pgrole_leader") == 0, "no leader")
+        await no_leader(pair)
         await enforced_on_passwords(pair.database)
         took += await repairs(pair, until)
         assert await pair.database.role("late") is None
@@ -148,10 +160,7 @@ async def test_without_kubernetes_the_leader_enforces_the_last_applied_state_and
         await pair.database.wait_role("app-0", lambda role: role["rolconnlimit"] == 7, "CONNECTION LIMIT 7")
         await kube.wait_all_ready()
         say("away: back, until everything is reported", anyio.current_time() - began)
-        await drifts_counted(kube, len(took))
-        await kube.wait_event("DriftCorrected", about="secured")
-        assert "no longer leading" not in pair.first.controller.log
-        assert pair.second.changed() == (0, 0)
+        await everything_is_reported(kube, pair, took)
         await kube.delete("doomed")
         await kube.wait_gone("doomed")
 
@@ -159,7 +168,9 @@ async def test_without_kubernetes_the_leader_enforces_the_last_applied_state_and
 async def test_without_kubernetes_a_standby_replaces_a_killed_leader_also_for_privileges(
     stage: Stage, say: Say
 ) -> None:
-    """The leader's connections are refused, the API server of the standby hangs."""
+    """The leader's connections are refused, the API server of the standby hangs. The other way round for the standby:
+    `standby_replaces_it`.
+    """
     async with cluster(stage, FEW, "--databases-detection=auto") as (pair, wires):
         await pair.database.execute("CREATE DATABASE shop")
         async with open_database(stage.postgres.dsn(database="shop")) as shop:
@@ -239,6 +250,7 @@ async def api_server_is_killed(own_api_server: ApiServer, servers: Servers, stag
             await own_api_server.kill()
             took = await repairs(pair, anyio.current_time() + 20.0)
             await unconfirmed(pair)
+            await no_leader(pair)
             await enforced_on_passwords(pair.database)
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(own_api_server.start)
@@ -248,6 +260,21 @@ async def api_server_is_killed(own_api_server: ApiServer, servers: Servers, stag
             await pair.first.controller.wait_log("leadership confirmed again")
             assert pair.writers(logged) == ["first"]
             await kube.wait_all_ready()
+            await everything_is_reported(kube, pair, took)
+            await pair.second.wait_readiness({"status": 200, "synced": True, "leading": False})
+            await own_api_server.kill()
+            await standby_replaces_it(pair, say)
+
+
+async def standby_replaces_it(pair: Replicas, say: Say) -> None:
+    """Kills the leader as well. The connections of the standby are refused."""
+    logged = pair.logged()
+    await unconfirmed(pair, 2)
+    await pair.first.end(signal.SIGKILL)
+    gap = await pair.drift("app-1", PATIENCE * 2)
+    say("API server killed, leader killed: the gap", gap)
+    assert gap < 20.0 + SLACK
+    assert pair.writers(logged) == ["second"]
 
 
 async def test_revoked_rights_end_enforcement_without_kubernetes(api_servers: ApiServerPool, stage: Stage) -> None:
