@@ -3,17 +3,10 @@
 from pgrole_controller.core.claim import Claim, ClaimKey
 from pgrole_controller.core.diff import Change, Drop, Rename, SetAttribute
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Waiting, WaitingForDatabases
-from pgrole_controller.core.names import MOST_LISTED, matches, name_some
+from pgrole_controller.core.names import matches, name_most
 from pgrole_controller.core.ownership import check_name_free, find_own_claim, find_target
 from pgrole_controller.core.plan import Action, Plan, ReassignOwned
-from pgrole_controller.core.policy import (
-    Policy,
-    check_admitted,
-    check_protected,
-    name_allowed,
-    protection,
-    reaches_beyond,
-)
+from pgrole_controller.core.policy import Policy, check_admitted, check_protected, protection, reaches_beyond
 from pgrole_controller.core.privileges.kept_privileges import (
     NOTHING,
     KeptPrivileges,
@@ -306,13 +299,12 @@ def _check_new_owner(policy: Policy, desired: Desired, observed: Observed, serve
         raise Refused(
             Reason.NOT_ALLOWED,
             f'spec.reassignOwnedTo: no PgRole in namespace {desired.owner.namespace} declares role "{name}", and the '
-            f"server's policy does not allow it; allowed: {name_allowed(policy.reassign_to)}. Name another "
+            f"server's policy does not allow it; allowed: {name_most(policy.reassign_to)}. Name another "
             "role, or ask the server's administrator for allow.reassignTo",
         )
     reached = reaches_beyond(policy, name, observed.references, policy.reassign_to)
     if reached:
         raise Refused(
             Reason.NOT_ALLOWED,
-            f'spec.reassignOwnedTo: role "{name}" reaches {name_some(reached, most=MOST_LISTED)}: name a role '
-            "without such privileges",
+            f'spec.reassignOwnedTo: role "{name}" reaches {name_most(reached)}: name a role without such privileges',
         )

@@ -47,10 +47,6 @@ def spell_name(name: str) -> str:
     return name if _PLAIN.fullmatch(name) else '"' + name.replace('"', '""') + '"'
 
 
-#: How many names of what a policy lists or denies stand in a message that goes on with what to do.
-MOST_LISTED = 12
-
-
 def name_some(names: Sequence[str], separator: str = ", ", *, most: int = 5, count: int | None = None) -> str:
     """Returns the first of these names, at most `most`, and the number of the others. `count`: of all, if `names` are
     only the first.
@@ -58,6 +54,11 @@ def name_some(names: Sequence[str], separator: str = ", ", *, most: int = 5, cou
     shown = names[:most]
     more = (len(names) if count is None else count) - len(shown)
     return separator.join(shown) + (f" and {more} more" if more > 0 else "")
+
+
+def name_most(names: Sequence[str]) -> str:
+    """As `name_some`, for a message that goes on with what to do: at most 12 names; `none` if there are none."""
+    return name_some(names, most=12) or "none"
 
 
 def quote_some(names: Iterable[str]) -> str:

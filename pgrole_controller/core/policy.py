@@ -2,12 +2,12 @@
 deletion.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pgrole_controller.core.errors import Reason, Refused
-from pgrole_controller.core.names import MOST_LISTED, matches, name_some, names_itself
+from pgrole_controller.core.names import matches, name_most, names_itself
 from pgrole_controller.core.parameters import IDENTITY_PARAMETERS, MODULES, Parameters
 from pgrole_controller.core.privileges.acl import FIRST_NORMAL_OID
 from pgrole_controller.core.privileges.grantee import PrivilegePolicy, PrivilegeRule
@@ -95,7 +95,7 @@ def check_admitted(policy: Policy, name: str) -> None:
         raise Refused(
             Reason.NOT_ALLOWED,
             f'spec.name: the server\'s policy does not allow the role name "{name}" in this namespace; '
-            f"allowed: {name_allowed(policy.role_names)}. Choose another spec.name, in a new object, or ask "
+            f"allowed: {name_most(policy.role_names)}. Choose another spec.name, in a new object, or ask "
             "the server's administrator for allow.roleNames",
         )
 
@@ -146,7 +146,7 @@ def check_within_policy(
         raise Refused(
             Reason.NOT_ALLOWED,
             f'{action} is denied: role "{found.role.name}" has attributes or memberships that the server\'s policy '
-            f"does not allow in this namespace ({name_some(held, most=MOST_LISTED)}): ask an administrator to revoke "
+            f"does not allow in this namespace ({name_most(held)}): ask an administrator to revoke "
             "them first, or to allow them in PgServer.spec.allow",
         )
 
@@ -180,7 +180,7 @@ def check_memberships(policy: Policy, desired: Role, references: References) -> 
             raise Refused(
                 Reason.NOT_ALLOWED,
                 f'spec.memberOf: admin of "{group}" would let the role grant the membership to anyone, which is '
-                f"allowed only for the names in allow.roleNames ({name_allowed(policy.role_names)}): set admin "
+                f"allowed only for the names in allow.roleNames ({name_most(policy.role_names)}): set admin "
                 "to false",
             )
         if not references.options and (membership.inherit, membership.set) != (True, True):
@@ -191,22 +191,17 @@ def check_memberships(policy: Policy, desired: Role, references: References) -> 
             )
 
 
-def name_allowed(patterns: Sequence[str]) -> str:
-    """Returns what a policy allows, for a message that goes on with what to do."""
-    return name_some(patterns, most=MOST_LISTED) or "none"
-
-
 def why_not_joined(policy: Policy, group: str, references: References) -> str | None:
     """Returns why no object may join a role, by its name or by what it reaches; None if objects may."""
     if not matches(group, policy.member_of):
         return (
             f'the server\'s policy does not allow membership in "{group}"; allowed: '
-            f"{name_allowed(policy.member_of)}. Remove it, or ask the server's administrator for allow.memberOf"
+            f"{name_most(policy.member_of)}. Remove it, or ask the server's administrator for allow.memberOf"
         )
     reached = reaches_beyond(policy, group, references, policy.member_of)
     if reached:
         return (
-            f'membership in "{group}" would reach {name_some(reached, most=MOST_LISTED)}: remove it, or ask the '
+            f'membership in "{group}" would reach {name_most(reached)}: remove it, or ask the '
             "server's administrator to list these roles by exact name in allow.memberOf"
         )
     return None

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Waiting
-from pgrole_controller.core.names import MOST_LISTED, is_pattern, matches, name_some, names_itself
+from pgrole_controller.core.names import is_pattern, matches, name_most, name_some, names_itself
 from pgrole_controller.core.privileges.acl import (
     FIRST_NORMAL_OID,
     MAINTAIN_SINCE,
@@ -71,8 +71,8 @@ def check_database(policy: PrivilegePolicy, database: str, *, declared: bool = T
     if policy.databases is None:
         why = f"PgServer.spec.databases is absent, so no database has managed privileges: {_ASK} to set it"
     elif not matches(database, policy.databases) or matches(database, policy.but):
-        allowed = name_some(policy.databases, most=MOST_LISTED) or "none"
-        besides = f", except {name_some(policy.but, most=MOST_LISTED)}" if policy.but else ""
+        allowed = name_most(policy.databases)
+        besides = f", except {name_most(policy.but)}" if policy.but else ""
         why = (
             f"PgServer.spec.databases does not include it; allowed: {allowed}{besides}. {remove} the server's "
             "administrator to include it"
