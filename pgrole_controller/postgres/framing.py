@@ -325,7 +325,7 @@ def check_row(body: bytes) -> None:
         size = read(body, place)[0]
         place += 4
         if size > 0:
-            # No text contains a NUL, and nothing else as long is asked for that starts so: it can only be an array.
+            # No text contains a NUL, and no query returns other values that begin so: it can only be an array.
             if size >= 20 and not body[place] and read(body, place)[0] in _DIMENSIONS:
                 left -= _check_array(body, place, size)
                 _expect(left >= 0)

@@ -2,7 +2,7 @@
 
 Guarantees: every role that changed, or was created, dropped or renamed, is announced in the round that detects it and
 again in the next. A role that the controller changed is announced in the next round, since another change may have
-restored its digest in between; so is a role whose drift it reported without being told by a round.
+restored its digest in between; so is a role whose drift it reported although no round announced it.
 
 Memory: 12 bytes and the name of each role, parsed only if something differs. The digests are keyed with a secret of the
 session, so that no one can construct two states with the same digest.

@@ -218,9 +218,7 @@ class Session:
             self.doubt(name for plan in plans if plan.changes for name in (plan.role_name, plan.seen_as))
 
     def doubt(self, names: Iterable[str]) -> None:
-        """With Poll: what was read of these roles may change and change back before the next poll, which announces
-        them.
-        """
+        """With Poll: the next poll announces these roles, since they may change and change back before it."""
         if self._poller is not None:
             self._poller.doubt(names)
 

@@ -259,7 +259,7 @@ async def lose_api_server(
         await new.leads(led + 1, DURATION + PATIENCE)
         replaced = anyio.current_time() - began
     say(f"API server away ({how}), until the other leads", replaced)
-    # Until then the old one enforced what was applied: the database accepted writes of only one at a time.
+    # The old one enforced what was applied until then. The database never accepted the writes of both.
     assert pair.writers(logged) == [name_of(old), name_of(new)]
     await pair.drift("app")
     audited, logged = pair.audited(), pair.logged()

@@ -71,8 +71,8 @@ ObjectPrivilege = tuple[str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class PrivilegeRow:
-    """One role: its declaration, what it holds then (object, column, privilege), and its drifts, with the words that
-    report each. `by_pattern`: its objects are declared by pattern.
+    """One role and its declaration. `held`: the privileges that it then has (object, column, privilege). `words` report
+    its `drifts`. `by_pattern`: its objects are declared by pattern.
     """
 
     name: str

@@ -843,7 +843,7 @@ async def test_what_objects_have_in_common_takes_one_answer(db: AclDatabase, sha
 
 
 async def _read_large(db: AclDatabase, script: str, objects: int) -> tuple[ObservedDatabase, list[str]]:
-    """What was read, and the questions that took several answers."""
+    """Returns what was read, and the queries that took several answers."""
     await db.run("CREATE SCHEMA m; GRANT SELECT ON app.t TO {reader}")
     await db.run(script)
     grantees, asked = db.grantees("reader", "writer", "heir", "delegate"), Counter[str]()

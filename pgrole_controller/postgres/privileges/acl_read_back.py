@@ -78,7 +78,7 @@ class AclReadBack:
             await _share_turn(one)
             if text := find_wrong(one, after.get(one.observed.object.id)):
                 raise refused or Ineffective(Reason.DATABASE_ERROR, text)
-        # What it returns, the names of all changed columns, can exceed the limit on a row.
+        # The value names all changed columns: returned, it could exceed the limit on a row.
         setting = f"SELECT pg_catalog.set_config('pgrole.changed', {literal(written_rows(repairs))}, true) IS NOT NULL"
         await self._connection.execute(f"{setting}; {CHECK_WRITTEN}")
 
