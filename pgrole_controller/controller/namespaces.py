@@ -4,7 +4,8 @@ Expected flow: the watch delivers namespaces. When an object is deleted, its nam
 same name, before the watch delivers that: objects that were read before continue, since an object cannot change its
 namespace; new ones wait for one request, made beside the workers.
 
-Where namespaces may not be listed (`--namespace`), each is read by name, and again once a minute for its labels.
+Where namespaces may not be listed (`--namespace`), each is read by name, and again once a minute for its labels. The
+only one is requested until it is known, so that a standby can take over without the API server.
 
 Guarantees: `get` does no I/O; a namespace is read once at a time, with back-off while the API server does not answer.
 """
@@ -187,7 +188,7 @@ class Namespaces:
     async def _ask(
         self, name: str, known: Callable[[Collection[Key]], None], in_use: Callable[[], Collection[str]]
     ) -> None:
-        """Asks until the namespace is known, or no object waits for it. Those that fail take turns, a few at a time."""
+        """Asks until the namespace is known, or has no objects and is not the only one. Those that fail take turns."""
         failures = 0
         while name in self._questions:
             if failures == 0:
@@ -216,7 +217,7 @@ class Namespaces:
                 found = await _request(self._client, name)
             except KubeError as error:
                 log.warning("namespace not read, trying again", extra={"namespace": name, "error": str(error)})
-                if name not in in_use():
+                if name != self._only and name not in in_use():
                     self._questions.pop(name, None)
                 elif name in self._questions:
                     self._questions[name].failure = str(error)

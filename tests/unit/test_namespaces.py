@@ -254,6 +254,20 @@ async def test_the_only_namespace_is_known_before_it_has_objects() -> None:
 
 
 @in_timelapse
+async def test_the_only_namespace_is_known_once_the_api_server_is_back_before_it_has_objects() -> None:
+    world = NamespaceWorld(watched=False)
+    world.namespaces = Namespaces(world.api, world.store, "shop")
+    world.api.failure, world.in_use = Unreachable("no route"), set()
+    async with world.running():
+        await anyio.sleep(PATIENCE / 4)
+        told, world.api.failure = world.told, None
+        await told.wait()
+        world.api.failure = Unreachable("no route")
+        assert world.uid(NEW) == "n1", "a standby takes over without the API server"
+    assert world.api.asked < 30
+
+
+@in_timelapse
 async def test_the_only_namespace_stays_known_while_it_has_no_objects() -> None:
     world = NamespaceWorld(watched=False)
     world.namespaces = Namespaces(world.api, world.store, "shop")
