@@ -14,16 +14,19 @@ from pgrole_controller.core.access.effective_access import AccessObject
 from pgrole_controller.core.access.role_graph import AccessRole, GroupEdge, RoleGraph
 from pgrole_controller.core.ddl import quote_identifier
 from pgrole_controller.core.errors import NOT_UTF8, Reason, Refused
-from pgrole_controller.core.privileges.acl import DatabaseObject, ObjectId, ObjectKind
+from pgrole_controller.core.privileges.acl import AclEntry, DatabaseObject, ObjectId, ObjectKind
 from pgrole_controller.core.privileges.routine_signature import normalize_arguments
 from pgrole_controller.postgres import queries
+from pgrole_controller.postgres.answer_pages import fetch_pages
 from pgrole_controller.postgres.connection import Connection, has_raw_names
-from pgrole_controller.postgres.privileges.acl_rows import CATALOGS, kind_of, pair, read_entries
+from pgrole_controller.postgres.privileges.acl_rows import CATALOGS, kind_of, read_entries
 from pgrole_controller.postgres.rows import Row, fetch, fetch_row
 
-#: Maximum number of distinct ACLs read in one database, and of names of objects with the same one.
+#: Maximum number of distinct ACLs of objects, and of columns, read in one database; of names of objects with the same
+#: one; and of entries for columns.
 MOST_ACLS = 20_000
 MOST_NAMES = 10_000
+MOST_COLUMN_ENTRIES = 500_000
 
 _MOST_NEAR = 5
 CATALOG_OIDS = {name: oid for oid, name in CATALOGS.items()}
@@ -64,7 +67,7 @@ class FoundObject:
 
 @dataclass(frozen=True, slots=True)
 class ReadObjects:
-    """Objects of one database by their ACLs. `cut`: there are more ACLs than MOST_ACLS."""
+    """Objects of one database by their ACLs. `cut`: there are more of them, or more entries, than are read."""
 
     groups: tuple[NamedObjects, ...]
     totals: Mapping[tuple[str, ObjectKind], int]
@@ -83,7 +86,7 @@ async def read_role_graph(connection: Connection) -> RoleGraph:
             inherit=row.get("inherit", bool),
             bypass_rls=row.get("bypass_rls", bool),
         )
-        for row in await fetch(connection, access_query(connection, "roles"))
+        for row in await fetch_pages(connection, access_query(connection, "roles"))
     ]
     edges = [
         GroupEdge(
@@ -93,7 +96,7 @@ async def read_role_graph(connection: Connection) -> RoleGraph:
             set_role=row.get("set_role", bool),
             admin=row.get("admin", bool),
         )
-        for row in await fetch(connection, access_query(connection, "memberships"))
+        for row in await fetch_pages(connection, access_query(connection, "memberships"))
     ]
     return RoleGraph(roles, edges)
 
@@ -116,10 +119,14 @@ def find_role(graph: RoleGraph, name: str) -> int:
 
 async def read_databases(connection: Connection) -> list[SeenDatabase]:
     """Reads the databases of the server by name. Raises PgRoleError."""
-    found = []
-    for row in await fetch(connection, access_query(connection, "databases")):
-        name, owner = row.text("name"), row.get("owner", int)
-        obj = DatabaseObject(ObjectId("pg_database", row.get("oid", int)), ObjectKind.DATABASE, "", name, owner, "")
+    found: dict[int, SeenDatabase] = {}
+    for row in await fetch_pages(connection, access_query(connection, "databases")):
+        name, owner, oid = row.text("name"), row.get("owner", int), row.get("oid", int)
+        if oid in found:
+            acl = found[oid].acl
+            found[oid] = replace(found[oid], acl=replace(acl, entries=(*acl.entries, *read_entries(row))))
+            continue
+        obj = DatabaseObject(ObjectId("pg_database", oid), ObjectKind.DATABASE, "", name, owner, "")
         refusal, allowed = "", row.get("allowed", bool)
         if not allowed:
             refusal = "it accepts no connections (ALLOW_CONNECTIONS false)"
@@ -128,8 +135,8 @@ async def read_databases(connection: Connection) -> list[SeenDatabase]:
         elif NOT_UTF8.search(name):
             refusal = "its name is not UTF-8"
         acl, current = AccessObject(obj, tuple(read_entries(row))), row.get("current", bool)
-        found.append(SeenDatabase(acl, current, refusal, row.get("template", bool), allowed))
-    return found
+        found[oid] = SeenDatabase(acl, current, refusal, row.get("template", bool), allowed)
+    return sorted(found.values(), key=lambda one: one.acl.object.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +194,8 @@ def _misspelt(text: str) -> ValueError:
 async def find_object(connection: Connection, name: ObjectName, database: AccessObject) -> FoundObject:
     """Returns the object with this name, and its ACL. Raises Refused, with similar names, unless exactly one exists."""
     place = ObjectId(*await _locate(connection, name, database.object.name))
-    rows = await fetch(connection, access_query(connection, "object"), CATALOG_OIDS[place.catalog], place.oid)
+    asked = access_query(connection, "object")
+    rows = await fetch_pages(connection, asked, CATALOG_OIDS[place.catalog], place.oid)
     acls: dict[ObjectId, AccessObject] = {}
     versions: list[AclVersion] = []
     for row in rows:
@@ -198,7 +206,7 @@ async def find_object(connection: Connection, name: ObjectName, database: Access
         acls[one.object.id] = one if known is None else replace(known, entries=(*known.entries, *entries))
         if column and known is None:
             acls[one.object.id] = replace(one, entries=entries)
-        if one.object.id == place:
+        if one.object.id == place and row.get("part", int) == 0:
             versions.append(AclVersion(column, row.get("xmin", int), row.find("changed_at", datetime)))
     if place not in acls:
         raise Refused(Reason.INVALID_SPEC, f"{name} was dropped meanwhile: run the command again")
@@ -267,28 +275,44 @@ async def read_objects(connection: Connection, roles: Collection[int], *, everyt
 
     `everything`: include objects of PostgreSQL's users without such entries. Raises PgRoleError.
     """
-    rows = await fetch(
-        connection, access_query(connection, "objects"), sorted(roles), everything, MOST_NAMES, seconds=_SECONDS
-    )
-    groups = [NamedObjects(*one) for one in map(_group, rows[:MOST_ACLS])]
+    oids = sorted(roles)
+    asked = access_query(connection, "objects")
+    rows = await fetch_pages(connection, asked, oids, everything, MOST_NAMES, seconds=_SECONDS)
+    columns, cut = await _read_columns(connection, oids)
+    groups = [_group(row, columns) for row in rows[:MOST_ACLS]]
     totals: dict[tuple[str, ObjectKind], int] = {}
-    for row in await fetch(connection, access_query(connection, "totals")):
+    for row in await fetch_pages(connection, access_query(connection, "totals")):
         key = row.text("schema"), _kind(row)
         totals[key] = totals.get(key, 0) + row.get("count", int)
     schemas = {one.acl.object.name: one.acl for one in groups if one.acl.object.kind is ObjectKind.SCHEMA}
-    return ReadObjects(tuple(groups), totals, schemas, cut=len(rows) > MOST_ACLS)
+    return ReadObjects(tuple(groups), totals, schemas, cut=cut or len(rows) > MOST_ACLS)
 
 
-#: Time limit of the one long query, in seconds.
+#: Time limit of a long query, in seconds.
 _SECONDS = 60.0
 
 
-def _group(row: Row) -> tuple[AccessObject, tuple[str, ...]]:
-    names = row.texts("names")
-    kind = _kind(row)
+async def _read_columns(connection: Connection, roles: Sequence[int]) -> tuple[dict[int, list[AclEntry]], bool]:
+    """The entries of columns by relation, and whether there are more than MOST_ACLS or MOST_COLUMN_ENTRIES."""
+    rows = await fetch_pages(connection, access_query(connection, "columns"), roles, seconds=_SECONDS)
+    found: dict[int, list[AclEntry]] = {}
+    left = MOST_COLUMN_ENTRIES
+    for row in rows[:MOST_ACLS]:
+        names, entries = row.text("columns").split("\0"), list(read_entries(row))
+        left -= len(names) * len(entries)
+        if left < 0:
+            return found, True
+        some = found.setdefault(row.get("relation", int), [])
+        some += (replace(entry, column=name) for name in names for entry in entries)
+    return found, len(rows) > MOST_ACLS
+
+
+def _group(row: Row, columns: Mapping[int, Sequence[AclEntry]]) -> NamedObjects:
+    """`columns`: entries of columns by relation."""
+    names, oid = row.texts("names"), row.get("oid", int)
     obj = DatabaseObject(
-        id=ObjectId(CATALOGS[row.get("catalog", int)], row.get("oid", int)),
-        kind=kind,
+        id=ObjectId(CATALOGS[row.get("catalog", int)], oid),
+        kind=_kind(row),
         schema=row.text("schema"),
         name="",
         owner=row.get("owner", int),
@@ -297,13 +321,8 @@ def _group(row: Row) -> tuple[AccessObject, tuple[str, ...]]:
     )
     if names:
         obj = named_object(obj, names[0])
-    entries = list(read_entries(row))
-    columns = row.texts("columns")
-    whole = len(entries) - len(columns)
-    if whole < 0:
-        raise row.wrong("columns")
-    named = [replace(entry, column=column) for column, entry in pair(row, columns, entries[whole:], "columns")]
-    return AccessObject(obj, (*entries[:whole], *named), row.get("count", int)), names
+    entries = (*read_entries(row), *(columns.get(oid, ()) if row.get("apart", bool) else ()))
+    return NamedObjects(AccessObject(obj, entries, row.get("count", int)), names)
 
 
 def _access_object(row: Row) -> AccessObject:

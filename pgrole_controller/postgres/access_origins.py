@@ -12,6 +12,7 @@ from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.core.privileges.acl import ObjectId
 from pgrole_controller.core.privileges.kept_privileges import read_kept
 from pgrole_controller.postgres.access_catalog import CATALOG_OIDS, AclVersion, access_query
+from pgrole_controller.postgres.answer_pages import fetch_pages
 from pgrole_controller.postgres.catalog import MEMBERSHIP_OPTIONS_VERSION
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.rows import Row, fetch, fetch_row
@@ -50,7 +51,7 @@ async def read_declarations(
     try:
         async with savepoint(connection):
             query = access_query(connection, "claims")
-            rows = await fetch(connection, query, sorted(roles), sorted(holders))
+            rows = await fetch_pages(connection, query, sorted(roles), sorted(holders))
     except PgRoleError as error:
         if connection.is_closed():
             raise
@@ -105,7 +106,7 @@ async def read_changes(
     tracked = setting.get("tracked", bool)
     memberships: dict[tuple[int, int], datetime] = {}
     if tracked and version >= MEMBERSHIP_OPTIONS_VERSION:
-        for row in await fetch(connection, access_query(connection, "membership_changes")):
+        for row in await fetch_pages(connection, access_query(connection, "membership_changes")):
             memberships[row.get("member", int), row.get("group_role", int)] = row.get("changed_at", datetime)
     notes = []
     if not tracked:

@@ -63,20 +63,21 @@ async def fetch_pages(
     label: str = "",
     key: str = _KEY,
     size: str = _SIZE,
+    seconds: float | None = None,
 ) -> list[Row]:
     """The rows of a question, as `rows.fetch`. `beside`: another question; the first row has its columns, too, as in
     `SingleRow.beside`. A question can use the parameter after its own: rows have a greater key. Raises PgRoleError.
     """
     paged, most = _paged(question, len(arguments), key, size), PAGE_BYTES // expansion(connection)
     if beside is None:
-        page = await fetch(connection, paged, *arguments, -1, most, label=label)
+        page = await fetch(connection, paged, *arguments, -1, most, label=label, seconds=seconds)
     else:
         both = beside.beside(paged, parameters=len(arguments) + 2)
-        page = await fetch(connection, both, *arguments, -1, most, *beside.arguments, label=label)
+        page = await fetch(connection, both, *arguments, -1, most, *beside.arguments, label=label, seconds=seconds)
     found = page
     while page and len(page) < (page[0].find("page_rows", int) or 0):
         last = max(row.get("page_last", int) for row in page)
-        page = await fetch(connection, paged, *arguments, last, most, label=label)
+        page = await fetch(connection, paged, *arguments, last, most, label=label, seconds=seconds)
         found = found + page
     return found
 

@@ -19,6 +19,7 @@ from pgrole_controller.core.request import Key
 from pgrole_controller.core.server_options import Mode
 from pgrole_controller.core.state import Detection, Observed
 from pgrole_controller.postgres import catalog, queries
+from pgrole_controller.postgres.answer_pages import fetch_pages
 from pgrole_controller.postgres.capabilities import identify
 from pgrole_controller.postgres.claim_store import HomeConnection
 from pgrole_controller.postgres.connection import Connection, has_raw_names
@@ -181,7 +182,7 @@ async def read_passed_on(
     columns = [[pair[place] for pair in pairs] for place in range(3)]
     question = queries.privileges("passed_on", raw=has_raw_names(connection))
     found: dict[tuple[int, ObjectId], list[PassedOn]] = {}
-    for row in await fetch(connection, question, *columns):
+    for row in await fetch_pages(connection, question, *columns):
         grantees = row.texts("grantees") + (("PUBLIC",) if row.get("to_public", bool) else ())
         place = row.get("role", int), ObjectId(CATALOGS[row.get("catalog", int)], row.get("oid", int))
         found.setdefault(place, []).append(PassedOn(row.get("privilege", str), row.text("column_name"), grantees))

@@ -1,27 +1,20 @@
 -- On which objects do these roles, or every role, hold something? One row for each distinct owner and ACL in a schema, and one
--- for each relation with ACLs of columns; PostgreSQL's own objects only if one of the roles is named in their ACL.
--- `names`: of at most $3 objects. `columns`: of the last entries; the others are of whole objects.
+-- for each relation with ACLs of columns (`apart`); PostgreSQL's own objects only if one of the roles is named in their ACL.
+-- `names`: of at most $3 objects, and not more than 1 MiB. `page_key`, `page_size`: postgres/answer_pages.py.
 -- $1 oid[] roles   $2 boolean objects without such an entry too, since a predefined role may use them   $3 integer
-WITH entry_of_column AS MATERIALIZED (
-    SELECT
-        t.attrelid AS relation,
-        array_agg(e.grantee ORDER BY t.attnum) AS grantees, array_agg(e.grantor ORDER BY t.attnum) AS grantors,
-        array_agg(textsend(pg_catalog.pg_get_userbyid(e.grantor)::text) ORDER BY t.attnum) AS grantor_names,
-        array_agg(e.privilege_type ORDER BY t.attnum) AS privileges,
-        array_agg(e.is_grantable ORDER BY t.attnum) AS grantable,
-        array_agg(textsend(t.attname::text) ORDER BY t.attnum) AS columns
+WITH relation_with_columns AS MATERIALIZED (
+    SELECT DISTINCT t.attrelid AS relation
     FROM pg_catalog.pg_attribute AS t
     CROSS JOIN LATERAL aclexplode(t.attacl) AS e
     WHERE t.attacl IS NOT NULL AND NOT t.attisdropped
       AND (e.grantee = ANY ($1::oid[]) OR (e.grantee = 0 AND t.attrelid >= 16384))
-    GROUP BY t.attrelid
 ),
 object AS (
     SELECT
         'pg_class'::regclass::oid AS catalog, c.oid, c.relnamespace AS schema, c.relkind AS kind, c.relowner AS owner,
         c.relacl AS acl, CASE c.relkind WHEN 'S' THEN 's'::"char" ELSE 'r' END AS initial, c.relname::text AS name,
         b.relation AS apart, c.oid >= 16384 AS usual, c.oid < 12000 AS pinned
-    FROM pg_catalog.pg_class AS c LEFT JOIN entry_of_column AS b ON b.relation = c.oid
+    FROM pg_catalog.pg_class AS c LEFT JOIN relation_with_columns AS b ON b.relation = c.oid
     WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f', 'S') AND c.relpersistence <> 't'
       AND (c.oid >= 16384 OR c.relacl IS NOT NULL)
     UNION ALL
@@ -62,13 +55,11 @@ object AS (
 SELECT
     g.catalog, g.kind::text AS kind, textsend(coalesce(n.nspname::text, '')) AS schema, g.owner,
     textsend(pg_catalog.pg_get_userbyid(g.owner)::text) AS owner_name,
-    g.count, g.oid, g.names, g.extension,
-    coalesce(e.grantees, '{}') || coalesce(b.grantees, '{}') AS grantees,
-    coalesce(e.grantors, '{}') || coalesce(b.grantors, '{}') AS grantors,
-    coalesce(e.grantor_names, '{}') || coalesce(b.grantor_names, '{}') AS grantor_names,
-    coalesce(e.privileges, '{}') || coalesce(b.privileges, '{}') AS privileges,
-    coalesce(e.grantable, '{}') || coalesce(b.grantable, '{}') AS grantable,
-    coalesce(b.columns, '{}') AS columns
+    g.count, g.oid, f.names, g.extension,
+    g.catalog = 'pg_class'::regclass AND g.apart IS NOT NULL AS apart,
+    e.grantees, e.grantors, e.grantor_names, e.privileges, e.grantable,
+    (g.catalog::bigint << 32) + g.oid::bigint AS page_key,
+    1200 + 2 * coalesce(f.bytes, 0) + 110 * coalesce(cardinality(e.grantees), 0) AS page_size
 FROM (
     SELECT
         o.catalog, o.schema, o.kind, o.owner, o.acl, o.initial, o.apart, o.usual, o.pinned, m.extension,
@@ -82,7 +73,6 @@ FROM (
     GROUP BY o.catalog, o.schema, o.kind, o.owner, o.acl, o.initial, o.apart, o.usual, o.pinned, m.extension
 ) AS g
 LEFT JOIN pg_catalog.pg_namespace AS n ON n.oid = g.schema
-LEFT JOIN entry_of_column AS b ON g.catalog = 'pg_class'::regclass AND b.relation = g.apart
 CROSS JOIN LATERAL (
     SELECT
         array_agg(a.grantee) AS grantees, array_agg(a.grantor) AS grantors,
@@ -92,7 +82,15 @@ CROSS JOIN LATERAL (
     FROM aclexplode(coalesce(g.acl, acldefault(g.initial, g.owner))) AS a
     WHERE a.grantee = ANY ($1::oid[]) OR a.grantee = 0
 ) AS e
-WHERE e.named OR b.relation IS NOT NULL
+CROSS JOIN LATERAL (
+    SELECT array_agg(n.name) AS names, max(n.bytes) AS bytes
+    FROM (
+        SELECT u.name, sum(octet_length(u.name) + 40) OVER (ORDER BY u.place) AS bytes
+        FROM unnest(g.names) WITH ORDINALITY AS u (name, place)
+    ) AS n
+    WHERE n.bytes <= 1048576
+) AS f
+WHERE e.named OR (g.catalog = 'pg_class'::regclass AND g.apart IS NOT NULL)
    OR (g.usual AND (e.grantees IS NOT NULL OR $2 OR g.catalog = 'pg_namespace'::regclass))
 ORDER BY g.catalog, n.nspname, g.kind, g.oid
 LIMIT 20001

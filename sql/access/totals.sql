@@ -1,5 +1,6 @@
--- How many relations and routines are in each schema?
-SELECT textsend(n.nspname::text) AS schema, x.catalog, x.kind::text AS kind, x.count
+-- How many relations and routines are in each schema? `page_key`, `page_size`: postgres/answer_pages.py.
+SELECT textsend(n.nspname::text) AS schema, x.catalog, x.kind::text AS kind, x.count,
+    row_number() OVER (ORDER BY n.oid, x.catalog, x.kind) AS page_key, 350 AS page_size
 FROM (
     SELECT 'pg_class'::regclass::oid AS catalog, c.relnamespace AS schema, c.relkind AS kind, count(*) AS count
     FROM pg_catalog.pg_class AS c

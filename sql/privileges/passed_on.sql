@@ -1,9 +1,10 @@
 -- To whom did these roles grant something on these objects, in each case the role beside the object? One row for each pair, privilege
--- and column; without a column for the whole object.
+-- and column; without a column for the whole object. `page_key`, `page_size`: postgres/answer_pages.py.
 -- $1 oid[] roles, with $2 oid[] catalogs and $3 oid[] objects in parallel
 SELECT w.role, w.catalog, w.oid, e.privilege_type AS privilege, textsend(o.column_name::text) AS column_name,
     coalesce(array_agg(textsend(pg_get_userbyid(e.grantee)::text)) FILTER (WHERE e.grantee <> 0), '{}') AS grantees,
-    bool_or(e.grantee = 0) AS to_public
+    bool_or(e.grantee = 0) AS to_public,
+    row_number() OVER (ORDER BY w.role, w.catalog, w.oid, e.privilege_type, o.column_name) AS page_key, 500 + 110 * count(*) AS page_size
 FROM unnest($1::oid[], $2::oid[], $3::oid[]) AS w (role, catalog, oid)
 CROSS JOIN LATERAL (
     SELECT '' AS column_name, d.datacl AS acl FROM pg_catalog.pg_database AS d
