@@ -211,10 +211,15 @@ async def _read_declaration(client: "Client", stored: Stored, own_namespace: str
 
     server = await read_declaration(client, stored, ControllerConfig(namespace=own_namespace))
     problem = server.problem
-    if problem is None or f" in namespace {own_namespace} does not exist" not in problem.message:
+    if problem is None:
         return server
-    message = f"{problem.message}. If the controller is in another namespace, name that with --own-namespace"
-    return replace(server, problem=problem.reword(message))
+    if f" in namespace {own_namespace} does not exist" in problem.message:
+        hint = "If the controller is in another namespace, name that with --own-namespace"
+    elif ' has no key "password"' in problem.message:
+        hint = f"If the controller has a token command, name the connection with --dsn or {DSN.variable}"
+    else:
+        return server
+    return replace(server, problem=problem.reword(f"{problem.message}. {hint}"))
 
 
 def of_dsn(dsn: str) -> ServerConfig:

@@ -178,16 +178,26 @@ async def test_credentials_that_do_not_exist_may_be_in_another_namespace() -> No
 class ClusterWithCredentials(EmptyCluster):
     """A cluster that also has the Secret of the credentials. `asked`: what was read from it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *keys: str) -> None:
         self.asked: list[str] = []
+        self._keys = keys or ("username", "password")
 
     async def request(self, method: str, path: str, **more: object) -> bytes:
         self.asked.append(path.rpartition("/")[2])
         if not path.endswith("/secrets/pg"):
             return await super().request(method, path, **more)
-        data = {key: b64encode(b"admin").decode() for key in ("username", "password")}
+        data = {key: b64encode(b"admin").decode() for key in self._keys}
         metadata = {"name": "pg", "namespace": "pgrole-system", "uid": "s", "resourceVersion": "1"}
         return json.dumps({"metadata": metadata, "type": "Opaque", "data": data}).encode()
+
+
+async def test_credentials_without_a_password_may_need_a_token_command() -> None:
+    server = await read_server(cast("Any", ClusterWithCredentials("username")), "main", "pgrole-system")
+    assert server.problem is not None
+    assert server.problem.message.endswith(
+        'Secret "pg" in namespace pgrole-system has no key "password", or it is empty: set it. If the controller has a '
+        "token command, name the connection with --dsn or PGROLE_DSN"
+    )
 
 
 async def plan_with_server_in_file(
