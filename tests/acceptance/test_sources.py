@@ -29,6 +29,7 @@ SOON = 45.0
 UNNOTICED = 3.0
 
 _YEARS = "100000h"
+_BEGINS = "session with PostgreSQL begins"
 
 #: In how many rounds sources are disabled, each in two of them and no other one in the same two: so whatever else could
 #: show a change works in one of the rounds in which its source is disabled.
@@ -64,9 +65,19 @@ async def scene(stage: SourceScene) -> AsyncIterator[SourceScene]:
 
 
 async def prepare(scene: SourceScene, sources: Sequence[ReconcileSource]) -> None:
+    await renew_watch(scene)
     for source in sources:
         await source.prepare(scene)
     await scene.controller.rest()
+
+
+async def renew_watch(scene: SourceScene) -> None:
+    """Begins another call of the watch: after WATCH_SECONDS, one installs again what `without` changes."""
+    sessions = scene.controller.log.count(_BEGINS)
+    await scene.database.execute(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'CALL pgrole.watch(%'"
+    )
+    await scene.controller.wait_count(_BEGINS, sessions + 1)
 
 
 async def check_noticed(scene: SourceScene, source: ReconcileSource) -> None:
