@@ -13,7 +13,7 @@ from typing import Any
 import anyio
 
 from pgrole_controller import imports
-from pgrole_controller.kube import contexts
+from pgrole_controller.kube import contexts, credential_plugins
 from pgrole_controller.kube.contexts import HOME_CONFIG, SERVICE_HOST, check_context, is_file
 from pgrole_controller.kube.errors import NotConfigured, WrongKubeconfig
 
@@ -136,6 +136,7 @@ async def _load_files(files: str, context: str | None) -> Credentials:
     import yaml
 
     module = imports.read_kubeconfig_module()
+    credential_plugins.register()
     configuration = Configuration()
     try:
         # Nothing is written back: the loader calls its writer with an argument that the writer does not accept.
@@ -156,7 +157,8 @@ def _loading() -> Iterator[None]:
     answers, and errors of aiohttp, with which kubernetes_asyncio asks an OIDC provider.
     """
     try:
-        yield
+        with credential_plugins.ended():
+            yield
     except (ConfigException, OSError):
         raise
     except Exception as error:

@@ -119,6 +119,7 @@ def program(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("unpacked")
     with tarfile.open(archive) as packed:
         assert packed.getnames() == ["LICENSE", "kubectl-pgrole"]
+        packed.extraction_filter = tarfile.data_filter
         packed.extract("kubectl-pgrole", folder)
     return folder / "kubectl-pgrole"
 

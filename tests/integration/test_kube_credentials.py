@@ -19,6 +19,7 @@ from pgrole_controller.kube import contexts, credentials
 from pgrole_controller.kube.client import ApiAddress, Client
 from pgrole_controller.kube.errors import ApiError, NotConfigured, Unreachable, WrongKubeconfig
 from pgrole_controller.local.apiserver import ApiServer
+from pgrole_controller.local.process import reached
 from tests.certificates import Certificate, Certificates
 from tests.fake_apiserver import WIDGETS, FakeApiServer, refuse
 
@@ -218,6 +219,28 @@ async def test_an_exec_plugin_without_a_new_token_does_not_run_again_at_once(tmp
                 with pytest.raises((ApiError, Unreachable), match=error):
                     await client.request("GET", WIDGETS.path())
         assert runs.read_text() == "\n"
+
+
+async def test_an_exec_plugin_that_hangs_is_killed_at_the_timeout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake, said, hung = FakeApiServer(), tmp_path / "said", tmp_path / "hung"
+    api_version = "client.authentication.k8s.io/v1"
+    said.write_text(json.dumps({"apiVersion": api_version, "kind": "ExecCredential", "status": {"token": "first"}}))
+    script = f"test -e {said} && exec cat {said}; echo $$ > {hung}; exec sleep 600"
+    plugin = {"apiVersion": api_version, "command": "sh", "args": ["-c", script]}
+    async with fake.serve(tmp_path / "k"), Client.connect(as_user(tmp_path / "k", {"exec": plugin})) as client:
+        said.unlink()
+        monkeypatch.setattr(credentials, "RENEW_TIMEOUT", 2.0)
+        fake.always["list"] = refuse(401, "Unauthorized")
+        with pytest.raises((ApiError, Unreachable)):
+            await client.request("GET", WIDGETS.path())
+        process = Path("/proc") / hung.read_text().strip()
+
+        async def is_gone() -> bool:
+            return not process.exists()
+
+        assert await reached(is_gone, 60.0)
 
 
 async def test_an_exec_plugin_runs_once_when_two_clients_of_its_token_are_refused(tmp_path: Path) -> None:
