@@ -50,7 +50,10 @@ async def identify(connection: Connection) -> Identity:
     row = await fetch_row(connection, queries.inspect("server"), label="identify")
     version, number = row.get("version", str), row.get("version_number", int)
     if row.get("in_recovery", bool):
-        raise Transient(Reason.SERVER_NOT_READY, "the server is a read-only standby (pg_is_in_recovery)")
+        raise Transient(
+            Reason.SERVER_NOT_READY,
+            "the server is a read-only standby (pg_is_in_recovery): name the primary, or every host",
+        )
     if number < OLDEST_VERSION * 10_000:
         raise Transient(
             Reason.SERVER_NOT_READY,

@@ -309,7 +309,7 @@ async def _log_in(
 def _check_usable(row: asyncpg.Record) -> None:
     """Raises Transient for a standby, and unless the session acts as the role that logged in."""
     if row["in_recovery"]:
-        text = "the server is a read-only standby (pg_is_in_recovery)"
+        text = "the server is a read-only standby (pg_is_in_recovery): name the primary, or every host"
         raise Transient(Reason.SERVER_NOT_READY, text) from StandbyError()
     check_identity(row)
 

@@ -13,7 +13,7 @@ from pgrole_controller.core.server_options import Mode
 from pgrole_controller.postgres import watch
 from pgrole_controller.postgres.capabilities import Capabilities, Identity, explaining, identify
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
-from pgrole_controller.postgres.errors import is_lacking
+from pgrole_controller.postgres.errors import NAME_ONE_SERVER, is_lacking
 from pgrole_controller.postgres.poll import Poller
 from pgrole_controller.postgres.watch import ChangeCallbacks
 
@@ -119,4 +119,7 @@ async def _resyncing(endpoint: Endpoint, found: Capabilities) -> AsyncIterator[D
 async def _check_same(identity: Identity, *others: Connection) -> None:
     for other in others:
         if not identity.is_same_server(await identify(other)):
-            raise Transient(Reason.SERVER_NOT_READY, "the connections of one address reach different servers")
+            raise Transient(
+                Reason.SERVER_NOT_READY,
+                f"the connections of one address reach different servers: {NAME_ONE_SERVER}",
+            )

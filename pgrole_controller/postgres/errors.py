@@ -40,6 +40,9 @@ FOREIGN_EVENT_TRIGGER = "PGR07"
 NOT_THE_GRANTOR = "PGR08"
 GRANTOR_IS_SUPERUSER = "PGR09"
 
+#: The remedy where two connections with one address reach two servers.
+NAME_ONE_SERVER = "a load balancer or pooler is in between; name one server"
+
 _TABLE: dict[str, Callable[[str], PgRoleError]] = {
     "": lambda text: Transient(Reason.DATABASE_ERROR, f"PostgreSQL: {text}"),
     "08": lambda text: Transient(Reason.SERVER_NOT_READY, f"the connection to PostgreSQL failed: {text}"),
@@ -59,9 +62,13 @@ _TABLE: dict[str, Callable[[str], PgRoleError]] = {
         f"spec.parameters: {text}. Set the parameter of that name that begins with default_ instead",
     ),
     "25006": lambda text: Transient(Reason.SERVER_NOT_READY, f"the server is read-only: {text}"),
-    "28": lambda text: Transient(Reason.SERVER_NOT_READY, f"PostgreSQL rejects the credentials: {text}"),
+    "28": lambda text: Transient(
+        Reason.SERVER_NOT_READY, f"PostgreSQL rejects the credentials; correct the Secret or the DSN: {text}"
+    ),
     "2BP01": lambda text: Waiting(Reason.DROP_BLOCKED, f"the role is still needed: {text}"),
-    "3D000": lambda text: Transient(Reason.SERVER_NOT_READY, f"the home database is missing: {text}"),
+    "3D000": lambda text: Transient(
+        Reason.SERVER_NOT_READY, f"the home database is missing; create it, or name another: {text}"
+    ),
     "3F000": lambda text: Transient(Reason.SERVER_NOT_READY, f"schema pgrole is missing: {text}"),
     "40": lambda text: Transient(Reason.PROGRESSING, f"a concurrent transaction changed the role first: {text}"),
     "42501": lambda text: Transient(Reason.DATABASE_ERROR, f"the controller's role lacks a privilege: {text}"),
@@ -70,13 +77,13 @@ _TABLE: dict[str, Callable[[str], PgRoleError]] = {
     "42710": lambda text: Transient(Reason.PROGRESSING, f"a concurrent transaction changed the role first: {text}"),
     "42704": lambda text: Transient(Reason.PROGRESSING, f"a concurrent transaction changed the role first: {text}"),
     "42939": lambda text: Refused(Reason.INVALID_SPEC, f"PostgreSQL rejects the name: {text}"),
-    "53": lambda text: Transient(Reason.SERVER_NOT_READY, f"the server is short of resources: {text}"),
+    "53": lambda text: Transient(Reason.SERVER_NOT_READY, f"the server is short of resources; see its log: {text}"),
     "54001": lambda text: Transient(
         Reason.SERVER_NOT_READY,
         f"PostgreSQL: {text}: max_stack_depth is too low for the controller's role or database; raise it",
     ),
     "53100": lambda text: Transient(Reason.SERVER_NOT_READY, f"the server's disk is full; free some space: {text}"),
-    "53200": lambda text: Transient(Reason.SERVER_NOT_READY, f"the server is out of memory: {text}"),
+    "53200": lambda text: Transient(Reason.SERVER_NOT_READY, f"the server is out of memory; see its log: {text}"),
     "53300": lambda text: Transient(
         Reason.SERVER_NOT_READY,
         "the server has no connection left for the controller; close some, or raise max_connections or the "

@@ -24,7 +24,7 @@ from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.capabilities import Identity
 from pgrole_controller.postgres.catalog import count_sessions, read_dependents
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
-from pgrole_controller.postgres.errors import translate_errors
+from pgrole_controller.postgres.errors import NAME_ONE_SERVER, translate_errors
 from pgrole_controller.postgres.fence import Fence
 from pgrole_controller.postgres.reassign_in_database import (
     CheckLead,
@@ -76,7 +76,10 @@ async def reassign_owned(
         async with connect(endpoint, "reassign", **_TIMEOUTS, **{"pgrole.role": str(task.oid)}) as home:
             place = await find_place(home)
             if server is not None and not place.is_on(server):
-                raise Transient(Reason.SERVER_NOT_READY, "the address of the server now leads to another one")
+                raise Transient(
+                    Reason.SERVER_NOT_READY,
+                    f"the address of the server now leads to another one: {NAME_ONE_SERVER}",
+                )
             check_lead = partial(_check_lead, home, fence)
             new_owner = await _find_new_owner(home, task)
             await _end_sessions(home, task, check_lead)

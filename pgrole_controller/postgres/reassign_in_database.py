@@ -26,6 +26,7 @@ from pgrole_controller.postgres.errors import (
     CHANGES_SUSPENDED,
     DEPENDENT,
     GRANTOR_IS_SUPERUSER,
+    NAME_ONE_SERVER,
     NO_DATABASE,
     NOT_LEADING,
     NOT_THE_GRANTOR,
@@ -161,7 +162,10 @@ async def _check_place(connection: Connection, home: ConnectionPlace, database: 
     """A pooler may connect to another server, and database settings may change the acting role. Raises PgRoleError."""
     place = await find_place(connection)
     if not place.is_on(home):
-        raise Waiting(Reason.DROP_BLOCKED, "the same address leads to another server for this database")
+        raise Waiting(
+            Reason.DROP_BLOCKED,
+            f"the same address leads to another server for this database: {NAME_ONE_SERVER}",
+        )
     if place.acting_role != home.acting_role:
         raise Waiting(
             Reason.DROP_BLOCKED, "its settings make the controller act as another role: ALTER DATABASE … RESET role"

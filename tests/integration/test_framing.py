@@ -237,7 +237,7 @@ async def test_an_error_with_a_role_name_in_another_encoding_keeps_its_meaning()
     with serving(refused) as server, pytest.raises(Transient) as caught:
         async with connect(Endpoint.of(["127.0.0.1"], server.port, "postgres", "u", "p", "disable"), "test"):
             pass
-    assert 'rejects the credentials: role "gr?n" does not log in' in caught.value.message
+    assert 'rejects the credentials; correct the Secret or the DSN: role "gr?n" does not log in' in caught.value.message
 
 
 @pytest.mark.parametrize("code", [b"XX000", b"P0001", b"28P01"])

@@ -44,7 +44,9 @@ def read_kept(text: str) -> KeptPrivileges:
         return {str(name): tuple(map(from_json, declarations)) for name, declarations in stored.items()}
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         raise Transient(
-            Reason.DATABASE_ERROR, "the controller cannot read the privileges in the claim on the role"
+            Reason.DATABASE_ERROR,
+            "the controller cannot read the privileges in the claim on the role: an administrator must set column "
+            "privileges of its row in pgrole.claim to ''",
         ) from None
 
 

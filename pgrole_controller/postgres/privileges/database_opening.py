@@ -11,7 +11,7 @@ from pgrole_controller.postgres.backend_memory import forgetting
 from pgrole_controller.postgres.capabilities import Identity, explaining, identify
 from pgrole_controller.postgres.connection import Connection, Endpoint
 from pgrole_controller.postgres.database_connection import check_unreserved, connect_to
-from pgrole_controller.postgres.errors import convert_unexpected, is_lacking, translate_errors
+from pgrole_controller.postgres.errors import NAME_ONE_SERVER, convert_unexpected, is_lacking, translate_errors
 from pgrole_controller.postgres.fence import Candidate, Fence, NotLeading, lead_while_away, take_lead
 from pgrole_controller.postgres.missing_privileges import explain_database_access
 from pgrole_controller.postgres.privileges.acl_locks import LOCK_SECONDS, explain_session
@@ -90,7 +90,10 @@ async def _prepare(connection: Connection, database: str, server: Identity) -> I
     """Verifies which server it is, and sets what the controller's role may set. Raises PgRoleError."""
     identity = await _identify(connection, database)
     if not identity.is_same_server(server):
-        raise Transient(Reason.SERVER_NOT_READY, f'database "{database}" is on a different server')
+        raise Transient(
+            Reason.SERVER_NOT_READY,
+            f'database "{database}" is on a different server: {NAME_ONE_SERVER}',
+        )
     await _silence_triggers(connection, identity)
     await _interrupt_autovacuum(connection)
     return identity
