@@ -27,7 +27,7 @@ _VALID_UNTIL_SIZE = f"spec.validUntil must have at most {_MOMENT_LENGTH} charact
 _VALID_UNTIL = "spec.validUntil must be an RFC 3339 date-time with a time zone, in the years 1 to 9999"
 
 _PARAMETER_NAMES = (
-    "parameters: a name must begin with a letter or _, go on with letters, digits, _ or $, and have at most 63 "
+    "parameters: a name must begin with a letter or _, continue with letters, digits, _ or $, and have at most 63 "
     "characters; in custom names, dots separate such parts"
 )
 _PARAMETER_VALUES = "parameters: a value must have at most 1024 characters and no NUL (U+0000)"

@@ -112,9 +112,9 @@ class DatabasesSpec(Model):
         default="Auto",
         description=(
             "Events detects changes within milliseconds by event triggers, which the controller installs in each "
-            "database. Poll installs none: it reads the privileges once per spec.drift.interval, less often in a "
-            "large database. Resync detects changes only when every object is reconciled. Auto uses Events if the "
-            "database supports it, otherwise Poll."
+            "database. Poll installs no event triggers and reads the privileges once per spec.drift.interval, less "
+            "often in a large database. Resync detects changes only when every object is reconciled. Auto uses Events "
+            "if the database supports it, otherwise Poll."
         ),
     )
 

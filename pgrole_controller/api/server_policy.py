@@ -100,7 +100,7 @@ class Allow(Model):
 
     namespaces: NamespaceSelector = Field(
         default=NamespaceSelector.model_construct(),
-        description="Namespaces whose PgRoles are admitted, by name or by label. If omitted, none are.",
+        description="Namespaces whose PgRoles are admitted, by name or by label. If omitted, no namespace is admitted.",
         json_schema_extra={"default": {}, **NAMESPACE_RULES},
     )
     role_names: Annotated[list[Pattern], UNIQUE] = Field(

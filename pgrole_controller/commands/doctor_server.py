@@ -157,7 +157,7 @@ class ServerChecks:
         counts = await diagnosis.read_claim_counts(self.connection)
         if counts is None:
             there = self.schema is not None and self.schema.home
-            text = "not readable by this login: use the controller's" if there else "none are kept in this database"
+            text = "not readable by this login: use the controller's" if there else "this database holds no claims"
             return [Finding(self._area, "claims", FindingState.UNKNOWN if there else FindingState.OK, text)]
         return schema_findings.judge_claims(self._area, counts, self.cluster)
 

@@ -142,8 +142,8 @@ def _notifying(label: str = "") -> Iterator[None]:
             raise
         raise QueueFull(
             Reason.SERVER_NOT_READY,
-            f"{error.message}. A session that listens reads none, mostly since its transaction has lasted for very "
-            "long: find it in pg_stat_activity, and end it",
+            f"{error.message}. A listening session does not read its notifications, usually because of a long "
+            "transaction: find it in pg_stat_activity, and end it",
         ) from error.__cause__
 
 

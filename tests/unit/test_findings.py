@@ -527,8 +527,8 @@ def test_roles_that_are_not_ready_are_grouped_by_reason() -> None:
     assert "7 of 9 not Ready, NotAllowed: shop/r0, shop/r1" in found[0].text
     assert "and 2 more. why" in found[0].text
     assert cluster_findings.judge_roles([role("t", "Reconciled", "True")])[0].state is OK
-    assert [one.text for one in cluster_findings.judge_roles([])] == ["none exist"]
-    assert [one.text for one in cluster_findings.judge_roles([], "eu")] == ["none references PgServer eu"]
+    assert [one.text for one in cluster_findings.judge_roles([])] == ["no PgRoles exist"]
+    assert [one.text for one in cluster_findings.judge_roles([], "eu")] == ["no PgRole references PgServer eu"]
 
 
 def test_the_checked_permissions_are_those_that_deploy_grants() -> None:

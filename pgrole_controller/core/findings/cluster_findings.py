@@ -315,7 +315,7 @@ def judge_roles(objects: Iterable[Mapping[str, Any]], server: str | None = None)
         if ready.get("status") != "True":
             waiting[_text(ready, "reason") or "no status"].append(obj)
     if not waiting:
-        none = "none exist" if server is None else f"none references PgServer {server}"
+        none = "no PgRoles exist" if server is None else f"no PgRole references PgServer {server}"
         return [Finding(CLUSTER, "PgRoles", OK, f"{number}, all Ready" if number else none)]
     findings = []
     for reason, objs in sorted(waiting.items(), key=lambda item: (-len(item[1]), item[0])):
