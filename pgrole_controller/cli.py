@@ -134,6 +134,7 @@ def _add_dev(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
         epilog=show_examples("pgrole-controller dev --state .dev"),
     )
     dev.add_argument("--state", type=Path, metavar="DIR", help="keep the state of both servers in DIR between runs")
+    dev.add_argument("--postgres", type=int, metavar="VERSION", help="PostgreSQL 14 to 18 (default: the newest)")
     dev.add_argument("--console", action="store_true", help="serve the web console, too")
     dev.set_defaults(command=_dev)
 
@@ -284,7 +285,7 @@ def _dev(options: argparse.Namespace) -> int:
         from pgrole_controller.local.dev import run_dev
     except ModuleNotFoundError as error:
         raise WrongSetting(f"dev needs the extra `local` (pip install 'pgrole-controller[local]'): {error}") from error
-    return anyio.run(partial(run_dev, options.state, console=options.console))
+    return anyio.run(partial(run_dev, options.state, version=options.postgres, console=options.console))
 
 
 def _crds(options: argparse.Namespace) -> int:

@@ -29,7 +29,7 @@ from pgrole_controller.local.apiserver import ApiServer, Json, OwnApiServer, api
 from pgrole_controller.local.binaries import find
 from pgrole_controller.local.display import Display
 from pgrole_controller.local.manifests import apply_crds, apply_folder, are_ready, path_of
-from pgrole_controller.local.postgres import PostgresServer, postgres
+from pgrole_controller.local.postgres import DEFAULT_VERSION, PostgresServer, postgres
 from pgrole_controller.local.process import LocalError, NotStopped, Process, reached, tied_to_parent
 from pgrole_controller.local.rights import RightsScope, install
 from pgrole_controller.local.workspace import free_port
@@ -102,6 +102,7 @@ _LINE_BYTES = 1 << 20
 async def run_dev(
     state: Path | None = None,
     *,
+    version: int | None = None,
     console: bool = False,
     stream: TextIO = sys.stdout,
     controller: Sequence[str] = _CONTROLLER,
@@ -109,8 +110,9 @@ async def run_dev(
     """Runs until asked to stop. Returns the exit code: 0 if asked, 1 if a start failed or the controller ended by
     itself.
 
-    `console`: the web console runs as well. `controller` is the command to run; `--kubeconfig PATH` is appended, and
-    PGROLE_DSN is in its environment. Raises WrongSetting before anything starts.
+    `version`: PostgreSQL's, by default the newest. `console`: the web console runs as well. `controller` is the command
+    to run; `--kubeconfig PATH` is appended, and PGROLE_DSN is in its environment. Raises WrongSetting before anything
+    starts.
     """
     own = read_settings({}, os.environ, only=("own_namespace",)).own_namespace
     installation = RightsScope(namespace=own or "default")
@@ -122,7 +124,7 @@ async def run_dev(
             tasks.start_soon(_cancel_when_told, received, tasks.cancel_scope, display)
             try:
                 with _locked(state):
-                    await _run_servers(state, installation, display, controller, console)
+                    await _run_servers(state, version or DEFAULT_VERSION, installation, display, controller, console)
             except* LocalError as errors:
                 for error in leaves(errors):
                     # Ctrl-C also ends a program that has not yet left this process group.
@@ -145,13 +147,18 @@ async def _cancel_when_told(
 
 
 async def _run_servers(
-    state: Path | None, installation: RightsScope, display: Display, controller: Sequence[str], console: bool
+    state: Path | None,
+    version: int,
+    installation: RightsScope,
+    display: Display,
+    controller: Sequence[str],
+    console: bool,
 ) -> None:
     """Runs until cancelled. Raises LocalError if something does not start, or the controller ends."""
     binaries = await find(display)
     started = time.monotonic()
-    async with postgres(None if state is None else state / "postgres") as database:
-        display.done("PostgreSQL 18 ready", since=started)
+    async with postgres(None if state is None else state / "postgres", version=version) as database:
+        display.done(f"PostgreSQL {version} ready", since=started)
         started = time.monotonic()
         async with api_server(None if state is None else state / "kubernetes", binaries=binaries) as server:
             display.done(f"API server {server.version} ready", since=started)

@@ -377,17 +377,19 @@ def test_a_state_folder_has_one_dev_at_a_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-async def test_dev_reports_that_the_controller_exited_and_keeps_its_state(
+async def test_dev_reports_that_the_controller_exited_and_keeps_the_state_of_the_chosen_version(
     binaries: Binaries, tmp_path: Path, scratch: Path
 ) -> None:
     state = tmp_path / "state"
     broken = [sys.executable, "-c", "print('out of luck'); raise SystemExit(3)"]
-    async with session(DEV, str(state), *broken, scratch=scratch) as dev:
+    program = DEV.replace("state, controller", "state, version=16, controller")
+    async with session(program, str(state), *broken, scratch=scratch) as dev:
         assert await dev.ends() == 1
+    assert any("PostgreSQL 16 ready" in line for line in dev.said)
     assert "the controller exited with code 3; its last lines:" in dev.said
     assert dev.said[-1] == "  out of luck"
     assert is_empty(scratch)
-    assert (state / "postgres" / "data" / "PG_VERSION").exists()
+    assert (state / "postgres" / "data" / "PG_VERSION").read_text().strip() == "16"
 
 
 @pytest.mark.slow
