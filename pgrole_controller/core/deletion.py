@@ -3,7 +3,7 @@
 from pgrole_controller.core.claim import Claim, ClaimKey
 from pgrole_controller.core.diff import Change, Drop, Rename, SetAttribute
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Waiting, WaitingForDatabases
-from pgrole_controller.core.names import matches, name_most
+from pgrole_controller.core.names import count_things, matches, name_most
 from pgrole_controller.core.ownership import check_name_free, find_own_claim, find_target
 from pgrole_controller.core.plan import Action, Plan, ReassignOwned
 from pgrole_controller.core.policy import Policy, check_admitted, check_protected, protection, reaches_beyond
@@ -232,12 +232,13 @@ def _dependents(desired: Desired, observed: Observed) -> tuple[Dependents, ...]:
 
 
 def _count(observed: Observed) -> str:
-    return ", ".join(
-        f'{dependent.count} in database "{dependent.database}"'
-        if dependent.database
-        else f"{dependent.count} shared by the server"
-        for dependent in observed.dependents
-    )
+    return ", ".join(f"{one.count} {_place(one)}" for one in observed.dependents)
+
+
+def _place(dependents: Dependents) -> str:
+    if dependents.others:
+        return f"in {count_things(dependents.others, 'more database')}"
+    return f'in database "{dependents.database}"' if dependents.database else "shared by the server"
 
 
 def _empty(desired: Desired, observed: Observed, target: ObservedRole, server: Server, policy: Policy) -> Plan:

@@ -130,12 +130,14 @@ class Server:
 class Dependents:
     """What in one database depends on a role to be dropped; `database` is empty for shared objects.
 
-    Of the `count`, `members` are members of the role; they lose the membership when it is dropped.
+    - `members`: of the `count`, members of the role; they lose the membership when it is dropped.
+    - `others`: if not 0, it is of so many databases beyond those that are read one by one; `database` is empty then.
     """
 
     database: str
     count: int
     members: int = 0
+    others: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,7 +145,8 @@ async def read_dependents(connection: Connection, oids: Sequence[int]) -> dict[i
     dependents: dict[int, tuple[Dependents, ...]] = {}
     for row in await fetch(connection, queries.inspect("dependents"), list(oids), label="read_dependents"):
         role = row.get("role", int)
-        dependent = Dependents(row.get("database", str), row.get("count", int), row.get("members", int))
+        counts = (row.get(name, int) for name in ("count", "members", "others"))
+        dependent = Dependents(row.get("database", str), *counts)
         dependents[role] = (*dependents.get(role, ()), dependent)
     return dependents
 

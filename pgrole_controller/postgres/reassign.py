@@ -17,6 +17,7 @@ from functools import partial
 import anyio
 
 from pgrole_controller.core.ddl import spell_identifier
+from pgrole_controller.core.names import count_things
 from pgrole_controller.core.errors import Reason, Transient
 from pgrole_controller.core.plan import Blocker, ReassignOwned, blocked, check_new_owner
 from pgrole_controller.core.state import Dependents
@@ -183,11 +184,13 @@ async def _run_in_each(home: Connection, emptying: RoleEmptying, work: Callable[
 
 def _describe_left(task: ReassignOwned, left: Dependents) -> str:
     """DROP OWNED alone would drop what a session has created as the role since."""
-    role, where = spell_identifier(task.role), "there" if left.database else "in any database"
+    role, where, more = spell_identifier(task.role), "there" if left.database else "in any database", ""
+    if left.others:
+        where, more = "in each of them", f" in {count_things(left.others, 'more database')}"
     keep = f"REASSIGN OWNED BY {role} TO {spell_identifier(task.new_owner)} and then " if task.new_owner else ""
     return (
         "privileges from owners of other objects, or objects that appeared in the meantime "
-        f"({left.count - left.members}): GRANT these owners to the controller's role, or, as a superuser, run "
+        f"({left.count - left.members}{more}): GRANT these owners to the controller's role, or, as a superuser, run "
         f"{keep}DROP OWNED BY {role} {where}"
     )
 

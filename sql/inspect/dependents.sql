@@ -1,7 +1,13 @@
 -- How many objects depend on these roles, by database ('' for shared objects)? `members` of them are members, which do not
--- block DROP ROLE. At most 20 rows for each role: roles that can create databases can create any number.
+-- block DROP ROLE. For each role, at most 20 rows, and one for `others` databases together: roles that can create databases
+-- can create any number.
 -- $1 oid[] roles
-SELECT every.role, every.database, every.count, every.members
+SELECT
+    every.role,
+    coalesce(min(every.database) FILTER (WHERE every.place <= 20), '') AS database,
+    sum(every.count)::bigint AS count,
+    sum(every.members)::bigint AS members,
+    count(*) FILTER (WHERE every.place > 20) AS others
 FROM (
     SELECT
         needed.role,
@@ -39,5 +45,5 @@ FROM (
     LEFT JOIN pg_catalog.pg_database AS d ON d.oid = needed.dbid
     GROUP BY needed.role, d.oid, d.datname
 ) AS every
-WHERE every.place <= 20
-ORDER BY 1, 2
+GROUP BY every.role, least(every.place, 21)
+ORDER BY 1, 5, 2

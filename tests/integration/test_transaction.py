@@ -25,7 +25,7 @@ from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.policy import Policy
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.role import POWERS, Role
-from pgrole_controller.core.state import Desired, Observed, Server
+from pgrole_controller.core.state import Dependents, Desired, Observed, Server
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres import catalog
 from pgrole_controller.postgres.apply import Dialect, apply_plans
@@ -359,6 +359,31 @@ async def test_dependents_of_a_role_are_counted_by_database(connection: Connecti
     finally:
         await connection.execute("DROP SCHEMA IF EXISTS needed")
         await clean(connection, "member", "needed")
+
+
+async def test_dependents_in_more_than_twenty_databases_are_counted_together(connection: Connection) -> None:
+    transaction = connection.transaction()
+    await transaction.start()
+    try:
+        await connection.execute("SET LOCAL allow_system_table_mods = on; CREATE ROLE needed; CREATE ROLE other")
+        oid = await connection.fetchval("SELECT oid FROM pg_roles WHERE rolname = 'needed'")
+        await connection.execute("GRANT needed TO other")
+        await connection.execute("""
+            INSERT INTO pg_database
+            SELECT (jsonb_populate_record(d, jsonb_build_object('oid', 4000000000 + n, 'datname', format('many_%s', n)))).*
+            FROM pg_database AS d, generate_series(1, 30) AS n WHERE d.datname = 'template0'
+        """)
+        await connection.execute(f"""
+            INSERT INTO pg_shdepend (dbid, classid, objid, objsubid, refclassid, refobjid, deptype)
+            SELECT 4000000000 + n, 'pg_class'::regclass, 4000000000 + i, 0, 'pg_authid'::regclass, {oid}, 'o'
+            FROM generate_series(1, 30) AS n, generate_series(1, n) AS i
+        """)
+        shared, *named, others = (await catalog.read_dependents(connection, [oid]))[oid]
+    finally:
+        await transaction.rollback()
+    assert (shared.database, shared.members, shared.others) == ("", 1, 0)
+    assert named == sorted((Dependents(f"many_{n}", n) for n in range(1, 20)), key=lambda one: one.database)
+    assert others == Dependents("", sum(range(20, 31)), others=11)
 
 
 async def test_parameters_that_only_superusers_see_are_known_to_a_controller_that_is_none(

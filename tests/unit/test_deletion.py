@@ -90,6 +90,12 @@ class TestDecidingDropWithoutNewOwner:
         error = blocked(desired(), see(dependents=(*OWNS, Dependents("", 2, members=2)), sessions=1))
         assert '3 in database "orders", 2 shared by the server' in error.message
 
+    def test_databases_that_are_not_named_are_counted(self) -> None:
+        error = blocked(desired(), see(dependents=(*OWNS, Dependents("", 45, others=30))))
+        assert '3 in database "orders", 45 in 30 more databases. To' in error.message
+        error = blocked(desired(), see(dependents=(*OWNS, Dependents("", 1, others=1))))
+        assert '3 in database "orders", 1 in 1 more database. To' in error.message
+
     def test_the_drop_removes_the_login_and_then_waits_for_open_sessions(self) -> None:
         plan = end(desired(), see(sessions=2))
         assert plan.changes == (SetAttribute("app", "login", False),)
