@@ -48,7 +48,8 @@ async def check_same_server(connection: Connection, server: Identity) -> None:
 async def identify(connection: Connection) -> Identity:
     """Raises PgRoleError, also for a server that is read-only or too old, and for a database that is not UTF8."""
     row = await fetch_row(connection, queries.inspect("server"), label="identify")
-    version, number = row.get("version", str), row.get("version_number", int)
+    # Packagers add their own: 18.4 (Debian 18.4-1.pgdg13+1).
+    version, number = row.get("version", str).partition(" ")[0][:40], row.get("version_number", int)
     if row.get("in_recovery", bool):
         raise Transient(
             Reason.SERVER_NOT_READY,
@@ -57,7 +58,7 @@ async def identify(connection: Connection) -> Identity:
     if number < OLDEST_VERSION * 10_000:
         raise Transient(
             Reason.SERVER_NOT_READY,
-            f"PostgreSQL {version[:40]} is too old: the controller requires {OLDEST_VERSION} or later",
+            f"PostgreSQL {version} is too old: the controller requires {OLDEST_VERSION} or later",
         )
     encoding = row.get("encoding", str)
     if encoding != "UTF8":
@@ -66,7 +67,7 @@ async def identify(connection: Connection) -> Identity:
             f"the home database has the encoding {encoding[:40]}: use a home database with encoding UTF8",
         )
     return Identity(
-        version=version[:40],
+        version=version,
         version_number=number,
         system_identifier=row.get("system_identifier", int),
         started_at=row.get("started_at", datetime),

@@ -17,8 +17,8 @@ from functools import partial
 import anyio
 
 from pgrole_controller.core.ddl import spell_identifier
-from pgrole_controller.core.names import count_things
 from pgrole_controller.core.errors import Reason, Transient
+from pgrole_controller.core.names import count_things
 from pgrole_controller.core.plan import Blocker, ReassignOwned, blocked, check_new_owner
 from pgrole_controller.core.state import Dependents
 from pgrole_controller.postgres import queries

@@ -370,7 +370,7 @@ async def test_dependents_in_more_than_twenty_databases_are_counted_together(con
         await connection.execute("GRANT needed TO other")
         await connection.execute("""
             INSERT INTO pg_database
-            SELECT (jsonb_populate_record(d, jsonb_build_object('oid', 4000000000 + n, 'datname', format('many_%s', n)))).*
+            SELECT (jsonb_populate_record(d, jsonb_build_object('oid', 4000000000 + n, 'datname', 'many_' || n))).*
             FROM pg_database AS d, generate_series(1, 30) AS n WHERE d.datname = 'template0'
         """)
         await connection.execute(f"""
