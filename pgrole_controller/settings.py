@@ -12,7 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
-from pgrole_controller.api.validation import is_namespace_name, is_object_name, read_duration
+from pgrole_controller.api.validation import is_label_key_prefix, is_namespace_name, is_object_name, read_duration
 from pgrole_controller.core.role import POWERS
 from pgrole_controller.core.server_options import DatabaseMode, Mode
 from pgrole_controller.dsn import LAST_PORT, read_dsn
@@ -121,6 +121,16 @@ def _patterns(value: str) -> tuple[str, ...]:
     return tuple(pattern.strip() for pattern in value.split(",") if pattern.strip())
 
 
+def _key_prefixes(value: str) -> tuple[str, ...]:
+    prefixes = _patterns(value)
+    if wrong := [prefix for prefix in prefixes if not is_label_key_prefix(prefix)]:
+        raise ValueError(
+            "must be domains of keys, such as example.com, or beginnings of keys, such as example.com/private-, without"
+            f" wildcards, not {', '.join(wrong)} (a domain without a dot has a slash at the end: example/)"
+        )
+    return prefixes
+
+
 def _words(value: str) -> tuple[str, ...]:
     try:
         return tuple(shlex.split(value))
@@ -217,7 +227,7 @@ class Settings:
         _words, "", "program that prints the password that a PgServer's Secret lacks", "COMMAND", Group.SERVERS
     )
     forbidden_metadata: tuple[str, ...] = _setting(
-        _patterns,
+        _key_prefixes,
         "",
         "prefixes of labels and annotations that connection Secrets must not have",
         "LIST",

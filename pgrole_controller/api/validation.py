@@ -51,6 +51,15 @@ def is_label_key(text: str) -> bool:
     return (not slash or is_object_name(domain)) and name != "" and is_label_value(name)
 
 
+def is_label_key_prefix(text: str) -> bool:
+    """Tells whether the text is a domain of keys of labels and annotations, in any case, or such a domain, a slash, and
+    the beginning of a name. A domain without a dot needs the slash: otherwise it is a key that has no domain.
+    """
+    domain, slash, name = text.lower().partition("/")
+    begins = len(name) <= LONGEST_LABEL and re.fullmatch(r"([a-z0-9][-a-z0-9_.]*)?", name) is not None
+    return is_object_name(domain) and ("." in domain or slash != "") and begins
+
+
 def is_label_value(text: str) -> bool:
     """Tells whether the text is a label's value; IsValidLabelValue there."""
     return text == "" or (len(text) <= LONGEST_LABEL and _WORD.fullmatch(text) is not None)

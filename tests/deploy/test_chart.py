@@ -171,6 +171,7 @@ def test_every_setting_of_the_program_is_a_value_of_the_chart() -> None:
         ({"settings": {"resyncInterval": "0.5s499ms"}}, "resyncInterval must be a duration of at least 1s"),
         ({"settings": {"healthPort": 80}}, "healthPort"),
         ({"settings": {"allow": ["login"]}}, "allow"),
+        ({"settings": {"forbiddenMetadata": ["argoproj.io", "argoproj.io/*"]}}, "forbiddenMetadata/1"),
         ({"leaderElection": False}, "leaderElection"),
         ({"rbac": {"connectionSecrets": "no"}}, "connectionSecrets"),
         ({"terminationGracePeriodSeconds": 5}, "terminationGracePeriodSeconds"),

@@ -1,9 +1,13 @@
 """settings: a wrong value is refused with the name of the setting, and never shown when it is secret."""
 
+import json
+import re
+
 import pytest
 
 from pgrole_controller.cli import config_of
-from pgrole_controller.core.errors import Reason
+from pgrole_controller.core.connection_secret import DesiredSecret, check_connection
+from pgrole_controller.core.errors import Reason, Refused
 from pgrole_controller.core.policy import ServerPolicy
 from pgrole_controller.core.privileges.grantee import PrivilegePolicy, PrivilegeRule
 from pgrole_controller.core.privileges.privilege_policy import check_database
@@ -11,6 +15,7 @@ from pgrole_controller.core.server_options import TEMPLATES, DatabaseMode, Datab
 from pgrole_controller.core.template import vary
 from pgrole_controller.dsn import address_of, split_methods, verifies_by_default
 from pgrole_controller.settings import SETTINGS, Settings, WrongSetting, read_settings
+from tests.docs.page import ROOT
 
 
 def read(environment: dict[str, str] | None = None, **flags: str) -> Settings:
@@ -110,6 +115,66 @@ def test_a_flag_wins_over_the_environment_and_both_over_the_default() -> None:
 def test_a_wrong_value_is_refused_by_name(variable: str, value: str) -> None:
     with pytest.raises(WrongSetting, match=variable):
         read({variable: value})
+
+
+#: Entries of --forbidden-metadata, each with a key that it covers.
+COVERED = {
+    "argoproj.io": "argoproj.io/x",
+    "ArgoProj.io": "sub.argoproj.io/x",
+    "argoproj.io/": "argoproj.io/x",
+    "a-1.b.example.com": "a-1.b.example.com/x",
+    "example.com/private-": "example.com/private-x",
+    "example.com/0.a_": "example.com/0.a_x",
+    "corp/": "team.corp/x",
+    "corp/Tier": "corp/tier",
+}
+
+
+@pytest.mark.parametrize(("entry", "key"), COVERED.items())
+def test_a_prefix_of_labels_covers_keys(entry: str, key: str) -> None:
+    forbidden = read(forbidden_metadata=f" {entry} , ").forbidden_metadata
+    assert forbidden == (entry,)
+    labelled = DesiredSecret("c", annotations=((key, "x"),))
+    with pytest.raises(Refused, match=re.escape(f'"{entry}"')):
+        check_connection(labelled, password_known=True, generated=True, forbidden=forbidden)
+
+
+#: Entries that could cover nothing, so that what they are meant for would be admitted.
+COVERING_NOTHING = [
+    "argoproj.io/*",
+    "*.argoproj.io",
+    ".argoproj.io",
+    "argoproj.io.",
+    "argoproj..io",
+    "-argoproj.io",
+    "https://argoproj.io",
+    "argoproj.io argo.io",
+    "argoproj.io;x.io",
+    "example.com/a/b",
+    "example.com/-a",
+    "example.com/" + "a" * 64,
+    "/",
+    "/a",
+    "app",
+    "*",
+    "é.example",
+]
+
+
+@pytest.mark.parametrize("entry", COVERING_NOTHING)
+def test_a_prefix_of_labels_that_could_cover_nothing_is_refused_with_the_form(entry: str) -> None:
+    with pytest.raises(WrongSetting) as caught:
+        read({"PGROLE_FORBIDDEN_METADATA": f"example.com,{entry}"})
+    assert str(caught.value).startswith("PGROLE_FORBIDDEN_METADATA 'example.com,")
+    assert f"such as example.com/private-, without wildcards, not {entry} (" in str(caught.value)
+
+
+def test_the_chart_accepts_the_same_prefixes_of_labels() -> None:
+    chart = json.loads((ROOT / "deploy/helm/pgrole-controller/values.schema.json").read_text(encoding="utf-8"))
+    item = chart["properties"]["settings"]["properties"]["forbiddenMetadata"]["items"]
+    accepted = re.compile(item["pattern"])
+    assert [entry for entry in COVERED if not accepted.search(entry)] == []
+    assert [entry for entry in COVERING_NOTHING if accepted.search(entry)] == []
 
 
 def test_a_wrong_flag_is_refused_by_the_name_of_the_flag() -> None:
