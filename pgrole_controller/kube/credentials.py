@@ -16,6 +16,7 @@ from pgrole_controller import imports
 from pgrole_controller.kube import contexts, credential_plugins
 from pgrole_controller.kube.contexts import HOME_CONFIG, SERVICE_HOST, check_context, is_file
 from pgrole_controller.kube.errors import NotConfigured, WrongKubeconfig
+from pgrole_controller.kube.route import HttpAddress, read_trust
 
 imports.register_kubernetes()
 
@@ -33,7 +34,10 @@ RENEW_TIMEOUT = 30.0  # an exec plugin may prompt a person
 
 CHOICES = "set --kubeconfig FILE or KUBECONFIG=FILE, run in a cluster with a service account, or create ~/.kube/config"
 
-_UNUSABLE = (ConfigException, OSError, ValueError, TypeError, KeyError, AssertionError)
+#: How kubernetes_asyncio's message about a missing file of a certificate or key begins.
+_MISSING_FILE = "File does not exist"
+
+_UNUSABLE = (ConfigException, OSError, ValueError, TypeError, KeyError, AttributeError, AssertionError)
 
 
 class Credentials(ABC):
@@ -57,7 +61,7 @@ class Credentials(ABC):
 async def load(kubeconfig: str | None, *, context: str | None, strict_tls: bool) -> Credentials:
     """Uses the given file, else KUBECONFIG, else in-cluster unless a context is given, else ~/.kube/config.
 
-    Raises NotConfigured.
+    Raises NotConfigured; WrongKubeconfig for what only a change of the kubeconfig, or another one, can mend.
     """
     files = _find(kubeconfig, context)
     credentials = _load_in_cluster() if files is None else await _load_files(files, context)
@@ -133,22 +137,62 @@ def _find(kubeconfig: str | None, context: str | None) -> str | None:
 
 
 async def _load_files(files: str, context: str | None) -> Credentials:
+    """Raises WrongKubeconfig for what the text of the files decides, NotConfigured for what may pass: a plugin or a
+    provider that fails, another file that is missing.
+    """
     import yaml
 
-    module = imports.read_kubeconfig_module()
-    credential_plugins.register()
-    configuration = Configuration()
+    configuration, asking = Configuration(), False
     try:
-        # Nothing is written back: the loader calls its writer with an argument that the writer does not accept.
         with _loading():
-            loader = await module.load_kube_config(
-                config_file=files, context=context, client_configuration=configuration, persist_config=False
-            )
-    except (*_UNUSABLE, yaml.YAMLError, RecursionError) as error:
+            loader = _read_loader(files, context)
+            asking = _asks(loader)
+            await loader._load_authentication()  # noqa: SLF001
+            asking = False
+            loader._load_cluster_info()  # noqa: SLF001
+            loader._set_config(configuration)  # noqa: SLF001
+            _check_text(configuration, loader)
+    except (*_UNUSABLE, NotConfigured, yaml.YAMLError, RecursionError) as error:
         check_context(files, context)
         message = f"kubeconfig {files} is not usable: {error or type(error).__name__}"
-        raise NotConfigured(message) from error
+        may_pass = asking or isinstance(error, OSError) or str(error).startswith(_MISSING_FILE)
+        raise (NotConfigured if may_pass else WrongKubeconfig)(message) from error
     return _KubeconfigCredentials(configuration, files, context, loader)
+
+
+def _read_loader(files: str, context: str | None) -> Any:  # noqa: ANN401 - kubernetes_asyncio's
+    """Reads these files and none that they name. Nothing will be written back."""
+    module = imports.read_kubeconfig_module()
+    credential_plugins.register()
+    return module._get_kube_config_loader_for_yaml_file(files, active_context=context)  # noqa: SLF001
+
+
+def _asks(loader: Any) -> bool:  # noqa: ANN401 - kubernetes_asyncio's
+    """Whether a credential plugin or a provider has the token."""
+    user = loader._user or ()  # noqa: SLF001
+    return "exec" in user or "auth-provider" in user
+
+
+def _check_text(configuration: Any, loader: Any) -> None:  # noqa: ANN401 - kubernetes_asyncio's
+    """Raises NotConfigured for unusable addresses in a kubeconfig, ConfigException for unusable certificates in it.
+
+    Certificates in other files are left to the client, and so is a proxy from the environment.
+    """
+    HttpAddress.parse(configuration.host, "the address of the API server")
+    if configuration.proxy:
+        HttpAddress.parse(str(configuration.proxy), "the address of the proxy")
+    cluster, user = loader._cluster, loader._user or ()  # noqa: SLF001
+    sources = [
+        (configuration.ssl_ca_cert, "certificate-authority-data" in cluster),
+        (configuration.cert_file, "client-certificate-data" in user),
+        (configuration.key_file, "client-key-data" in user),
+    ]
+    if any(path for path, _ in sources) and all(within for path, within in sources if path):
+        try:
+            read_trust(configuration)
+        except OSError as error:  # includes ssl.SSLError
+            message = f"its certificates are not usable: {error}"
+            raise ConfigException(message) from error
 
 
 @contextmanager
@@ -248,9 +292,7 @@ class _InClusterCredentials(_ReadCredentials):
 class _KubeconfigCredentials(_ReadCredentials):
     def __init__(self, configuration: Any, files: str, context: str | None, loader: Any) -> None:  # noqa: ANN401
         """`loader` is kubernetes_asyncio's."""
-        user = loader._user or ()  # noqa: SLF001
-        asks = "exec" in user or "auth-provider" in user
-        super().__init__(configuration, files, pause=RENEW_PAUSE if asks else 0.0)
+        super().__init__(configuration, files, pause=RENEW_PAUSE if _asks(loader) else 0.0)
         self._context = context
         self._loader = loader
 
@@ -263,11 +305,8 @@ class _KubeconfigCredentials(_ReadCredentials):
 
     async def _read_all(self) -> None:
         if self._loader.provider is None:  # a provider's tokens may have been renewed since, which is in no file
-            module = imports.read_kubeconfig_module()
             with _loading():
-                self._loader = module._get_kube_config_loader_for_yaml_file(  # noqa: SLF001
-                    self.source, active_context=self._context
-                )
+                self._loader = _read_loader(self.source, self._context)
         await self._read_token()
         with _loading():
             self._loader._load_cluster_info()  # noqa: SLF001

@@ -4,7 +4,7 @@
 
     KubeError
      ├─ NotConfigured    no API server is configured, or the configuration is unusable; the message lists the choices
-     │   └─ WrongKubeconfig   a kubeconfig is none, or lacks the context
+     │   └─ WrongKubeconfig   a kubeconfig is malformed, or lacks what is asked for: trying again does not help
      ├─ Unreachable      no (complete) answer: refused, reset, timed out, TLS, no credentials
      │   ├─ AnswerTooLong   more bytes than the request accepts
      │   └─ Silent          a watch began, and nothing more came for as long as it waits

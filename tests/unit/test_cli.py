@@ -251,6 +251,17 @@ def test_a_kubeconfig_that_is_not_yaml_is_said_to_be_none(tmp_path: Path, capsys
         assert capsys.readouterr().err == f"pgrole-controller: kubeconfig {config} is not usable: it is not YAML\n"
 
 
+def test_a_kubeconfig_that_lacks_the_cluster_of_its_context_is_misuse(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "kubeconfig"
+    context = {"name": "a", "context": {"cluster": "c"}}
+    config.write_text(json.dumps({"current-context": "a", "contexts": [context], "clusters": []}))
+    for command in (("diff", "-A"), ("run", "--health-port", "0"), ("doctor",)):
+        assert end(*command, "--kubeconfig", str(config)) == MISUSED, command
+        assert f"kubeconfig {config} is not usable: " in capsys.readouterr().err
+
+
 def test_why_the_controller_cannot_start_is_one_line_without_control_characters(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

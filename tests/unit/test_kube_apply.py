@@ -1,5 +1,6 @@
 """kube/server_side_apply, resource, events, contexts: paths, lines, statuses and names. No I/O."""
 
+import json
 import logging
 import re
 from datetime import UTC, datetime, timedelta, timezone
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from pgrole_controller.kube.answers import LineSplitter, LineTooLong, read_status
 from pgrole_controller.kube.client import Client
-from pgrole_controller.kube.errors import NotConfigured
+from pgrole_controller.kube.errors import NotConfigured, WrongKubeconfig
 from pgrole_controller.kube.events import cut, micro_time, name_event
 from pgrole_controller.kube.resource import NAMESPACES, PGROLES
 from pgrole_controller.kube.server_side_apply import unchanged
@@ -158,3 +159,66 @@ def test_an_event_has_a_valid_name_whatever_the_name_of_its_object(name: str) ->
     made = name_event(name[:253].rstrip("-."), 1_800_000_000_123_456_789)
     assert len(made) <= 253
     assert re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*", made)
+
+
+def write_kubeconfig(path: Path, *, cluster: dict[str, Any] | None = None, user: Any = None, **parts: Any) -> str:
+    config = {
+        "current-context": "prod",
+        "contexts": [{"name": "prod", "context": {"cluster": "c", "user": "u"}}],
+        "clusters": [{"name": "c", "cluster": {"server": "https://127.0.0.1:1"} | (cluster or {})}],
+        "users": [{"name": "u", "user": {"token": "t"} if user is None else user}],
+    }
+    path.write_text(json.dumps(config | parts))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ({"clusters": []}, "name c in "),
+        ({"clusters": "c"}, ""),
+        ({"clusters": [{"name": "c"}]}, "Expected key cluster"),
+        ({"users": []}, ""),
+        ({"users": [{"name": "u", "user": "t"}]}, ""),
+        ({"contexts": [{"name": "prod", "context": {"user": "u"}}]}, "Expected key cluster"),
+        ({"user": {"token": None}}, "Expected key token"),
+        ({"user": {"client-certificate-data": "a"}}, "Error"),
+        ({"cluster": {"server": 5}}, ""),
+        ({"cluster": {"server": "127.0.0.1"}}, "the address of the API server is not a URL"),
+        ({"cluster": {"proxy-url": "socks"}}, "the address of the proxy is not a URL"),
+        ({"cluster": {"certificate-authority-data": "!!"}}, "its certificates are not usable: "),
+        ({"cluster": {"certificate-authority-data": "bm9uZQ=="}}, "its certificates are not usable: "),
+        ({"user": {"client-certificate-data": "bm9uZQ==", "client-key-data": "bm9uZQ=="}}, "its certificates are "),
+        ({"user": {"exec": {"command": "/bin/false"}}, "clusters": []}, "name c in "),
+    ],
+)
+async def test_what_the_text_of_a_kubeconfig_decides_is_misuse(
+    tmp_path: Path, parts: dict[str, Any], words: str
+) -> None:
+    config = write_kubeconfig(tmp_path / "config", **parts)
+    for connecting in (Client.connect(config), Client.connect(config, context="prod")):
+        with pytest.raises(WrongKubeconfig) as caught:
+            await connecting.__aenter__()
+        assert str(caught.value).startswith(f"kubeconfig {config} is not usable: ")
+        assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ({"user": {"exec": {"command": "/bin/false", "apiVersion": "v1"}}}, "exec: process returned 1"),
+        ({"user": {"exec": {"command": "/nowhere/at/all", "apiVersion": "v1"}}}, "No such file"),
+        ({"user": {"tokenFile": "/nowhere/at/all"}}, "No such file"),
+        ({"cluster": {"certificate-authority": "/nowhere/at/all"}}, "/nowhere/at/all"),
+        ({"user": {"client-certificate": "/nowhere/at/all"}}, "/nowhere/at/all"),
+        ({"cluster": {"certificate-authority": "/dev/../proc/version"}}, "the certificates in "),
+    ],
+)
+async def test_what_may_pass_without_another_kubeconfig_is_a_failure(
+    tmp_path: Path, parts: dict[str, Any], words: str
+) -> None:
+    config = write_kubeconfig(tmp_path / "config", **parts)
+    with pytest.raises(NotConfigured, match=words) as caught:
+        await Client.connect(config).__aenter__()
+    assert type(caught.value) is NotConfigured
+    assert config in str(caught.value)
