@@ -122,9 +122,9 @@ class Allow(Model):
         default_factory=list,
         description=(
             "Patterns of roles that a PgRole can be a member of, in the format of roleNames. The controller also "
-            "checks the roles reached through them. The following roles must be listed by their exact name: "
-            "superusers, the controller's role, roles that give access to the server's files and programs, "
-            "pg_write_all_data, protected roles, and roles with an attribute that is not allowed."
+            "checks the roles reached through them. The following roles must be listed by their exact name, without "
+            "{namespace}: superusers, the controller's role, roles that give access to the server's files and "
+            "programs, pg_write_all_data, protected roles, and roles with an attribute that is not allowed."
         ),
         max_length=256,
         json_schema_extra=list_schema(256),
@@ -150,7 +150,8 @@ class Allow(Model):
             "Privileges that PgRoles can declare in spec.privileges: those that any of these rules allows. If omitted: "
             "privileges on objects that are owned by roles of PgRoles in the same namespace. Privileges that can "
             "give more than access to data, such as CREATE on a database or TRIGGER on a table of others, also require "
-            "exact names: of the object in spec.privileges, and of its schema or database in a rule."
+            "exact names: of the object in spec.privileges, and, without {namespace}, of its schema or database in a "
+            "rule."
         ),
         max_length=64,
         json_schema_extra=list_schema(64, "atomic"),

@@ -303,7 +303,7 @@ def _check_new_owner(policy: Policy, desired: Desired, observed: Observed, serve
             f"server's policy does not allow it; allowed: {name_most(policy.reassign_to)}. Name another "
             "role, or ask the server's administrator for allow.reassignTo",
         )
-    reached = reaches_beyond(policy, name, observed.references, policy.reassign_to)
+    reached = reaches_beyond(policy, name, observed.references, policy.as_written.reassign_to)
     if reached:
         raise Refused(
             Reason.NOT_ALLOWED,

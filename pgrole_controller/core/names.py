@@ -1,12 +1,15 @@
 """Names: how patterns match them, and how messages spell and count them.
 
-In a pattern, `*` stands for any text, `?` for one character, anything else for itself. Of several names, people read
-the first few, and the rest is only counted.
+In a pattern, `*` stands for any text, `?` for one character, anything else for itself; in a server's policy,
+`{namespace}` stands for the object's. Of several names, people read the first few, and the rest is only counted.
 """
 
 import re
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
+
+#: The object's namespace, in a pattern of a policy.
+NAMESPACE = "{namespace}"
 
 _PLAIN = re.compile(r"[\w$-]+", re.ASCII)
 
@@ -18,8 +21,10 @@ def matches(name: str, patterns: Iterable[str]) -> bool:
 
 
 def names_itself(name: str, patterns: Iterable[str]) -> bool:
-    """Tells whether the exact name is listed, rather than a pattern that matches it."""
-    return any(name == pattern and not is_pattern(pattern) for pattern in patterns)
+    """Tells whether the exact name is listed, rather than a pattern that matches it. `patterns`: as written, before
+    NAMESPACE is replaced.
+    """
+    return any(name == pattern and not is_pattern(pattern) and NAMESPACE not in pattern for pattern in patterns)
 
 
 def is_pattern(name: str) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pgrole_controller.core.errors import Reason, Refused
-from pgrole_controller.core.names import matches, name_most, names_itself
+from pgrole_controller.core.names import NAMESPACE, matches, name_most, names_itself
 from pgrole_controller.core.parameters import IDENTITY_PARAMETERS, MODULES, Parameters
 from pgrole_controller.core.privileges.acl import FIRST_NORMAL_OID
 from pgrole_controller.core.privileges.grantee import PrivilegePolicy, PrivilegeRule
@@ -59,11 +59,12 @@ class Policy:
     - `role_names`: patterns of names their roles may have.
     - `protected`: patterns of names that no object may touch.
     - `member_of`: patterns of roles they may join. To reach a privileged role, a membership needs its exact name here,
-      not a pattern.
+      not a pattern, nor what `{namespace}` made.
     - `parameters`: lower-case names that may be set although only a superuser could.
     - `reassign_to`: patterns of roles that may receive what a dropped role owned.
     - `forbidden_metadata`: prefixes of labels and annotations that must not be set on Secrets.
     - `privileges`: what their roles may be granted, and in which databases.
+    - `template`: the policy before `{namespace}` was replaced; None if that changed none of these lists of roles.
     """
 
     admitted: bool = True
@@ -77,6 +78,12 @@ class Policy:
     adopt: bool = True
     drop: bool = True
     privileges: PrivilegePolicy = field(default_factory=PrivilegePolicy)
+    template: "Policy | None" = None
+
+    @property
+    def as_written(self) -> "Policy":
+        """The policy whose entries can be exact names of roles, as in `PrivilegeRule.as_written`."""
+        return self.template or self
 
 
 #: What a server allows unless its owner declares otherwise: namespaces may drop their own roles, and nothing more.
@@ -198,7 +205,7 @@ def why_not_joined(policy: Policy, group: str, references: References) -> str | 
             f'the server\'s policy does not allow membership in "{group}"; allowed: '
             f"{name_most(policy.member_of)}. Remove it, or ask the server's administrator for allow.memberOf"
         )
-    reached = reaches_beyond(policy, group, references, policy.member_of)
+    reached = reaches_beyond(policy, group, references, policy.as_written.member_of)
     if reached:
         return (
             f'membership in "{group}" would reach {name_most(reached)}: remove it, or ask the '
@@ -208,7 +215,7 @@ def why_not_joined(policy: Policy, group: str, references: References) -> str | 
 
 
 def reaches_beyond(policy: Policy, role: str, references: References, named: Iterable[str]) -> list[str]:
-    """Returns the privileged or disallowed roles that a role reaches, except those that `named` lists by exact name."""
+    """Returns the privileged or disallowed roles that a role reaches, except exact names in `named`, as written."""
     patterns = tuple(named)
     found = [name for name in references.groups.get(role, ()) if not names_itself(name, patterns)]
     for one in references.reached.get(role, ()):
@@ -301,9 +308,6 @@ def _spell(names: Iterable[str]) -> str:
     return ", ".join(FIELD_NAMES.get(name, name) for name in names)
 
 
-_NAMESPACE = "{namespace}"
-
-
 @dataclass(frozen=True, slots=True)
 class Requirement:
     """A requirement of a label selector. `operator` is In, NotIn, Exists or DoesNotExist, as in Kubernetes."""
@@ -339,12 +343,15 @@ class ServerPolicy:
         """Returns the policy for objects of this namespace, which has these labels."""
         base = self.template
         rules = base.privileges.rules
+        member_of, reassign_to = _within(base.member_of, namespace), _within(base.reassign_to, namespace)
+        is_expanded = (member_of, reassign_to) != (base.member_of, base.reassign_to)
         return replace(
             base,
             admitted=self._admits(namespace, labels),
             role_names=_within(base.role_names, namespace),
-            member_of=_within(base.member_of, namespace),
-            reassign_to=_within(base.reassign_to, namespace),
+            member_of=member_of,
+            reassign_to=reassign_to,
+            template=base if is_expanded else None,
             privileges=replace(
                 base.privileges,
                 rules=None if rules is None else tuple(_rule_within(rule, namespace) for rule in rules),
@@ -378,14 +385,15 @@ def allow_ordinary_roles(
 
 
 def _rule_within(rule: PrivilegeRule, namespace: str) -> PrivilegeRule:
-    return replace(
+    made = replace(
         rule,
         databases=_within(rule.databases, namespace),
         schemas=_within(rule.schemas, namespace),
         owned_by=None if rule.owned_by is None else _within(rule.owned_by, namespace),
     )
+    return rule if made == rule else replace(made, template=rule)
 
 
 def _within(patterns: tuple[str, ...], namespace: str) -> tuple[str, ...]:
     # A namespace's name contains no wildcard.
-    return tuple(pattern.replace(_NAMESPACE, namespace) for pattern in patterns)
+    return tuple(pattern.replace(NAMESPACE, namespace) for pattern in patterns)

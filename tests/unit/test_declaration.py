@@ -100,14 +100,11 @@ async def test_rules_contain_the_namespace_and_match_everything_they_omit() -> N
         }
     )
     tables = {ObjectKind.TABLE, ObjectKind.VIEW, ObjectKind.MATERIALIZED_VIEW, ObjectKind.FOREIGN_TABLE}
+    kinds = frozenset({ObjectKind.SCHEMA, *tables}), frozenset({"USAGE", "SELECT"})
+    patterns = ("{namespace}",), ("shared", "{namespace}_x")
     assert privileges(server, "team-a").rules == (
-        PrivilegeRule(owned_by=("team-a_*",)),
-        PrivilegeRule(
-            ("team-a",),
-            ("shared", "team-a_x"),
-            frozenset({ObjectKind.SCHEMA, *tables}),
-            frozenset({"USAGE", "SELECT"}),
-        ),
+        PrivilegeRule(owned_by=("team-a_*",), template=PrivilegeRule(owned_by=("{namespace}_*",))),
+        PrivilegeRule(("team-a",), ("shared", "team-a_x"), *kinds, template=PrivilegeRule(*patterns, *kinds)),
         PrivilegeRule(kinds=frozenset({ObjectKind.VIEW})),
     )
 

@@ -23,7 +23,7 @@ from pgrole_controller.core.diff import Drop, Rename, SetAttribute
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient, Waiting, internal_error
 from pgrole_controller.core.outcome import LONGEST_MESSAGE
 from pgrole_controller.core.plan import NewOwner, Plan, ReassignOwned, ReassignResult
-from pgrole_controller.core.policy import Policy, References
+from pgrole_controller.core.policy import Policy, References, ServerPolicy
 from pgrole_controller.core.privileges.grantee import DatabasePrivileges, PrivilegePolicy
 from pgrole_controller.core.privileges.kept_privileges import grantee_of, write_kept
 from pgrole_controller.core.privileges.privilege_policy import check_database
@@ -211,6 +211,12 @@ class TestDecidingNewOwner:
         error = blocked(self.asked, see(dependents=OWNS, new_owner=NEW_OWNER, references=references))
         assert "and 188 more: name a role without such privileges" in error.message
         assert len(error.message) <= LONGEST_MESSAGE
+
+    def test_a_new_owner_that_the_namespace_names_does_not_lift_the_hard_rules(self) -> None:
+        observed = see(dependents=OWNS, new_owner=NEW_OWNER, references=References(groups={"heir": ("heir",)}))
+        made, listed = ServerPolicy(Policy(reassign_to=("{namespace}",)), ("*",)), Policy(reassign_to=("heir",))
+        assert "reaches heir" in blocked(self.asked, observed, made.policy("heir", {})).message
+        assert end(self.asked, observed, listed).changes == (SetAttribute("app", "login", False),)
 
     def test_the_policy_can_allow_a_new_owner_without_a_pgrole(self) -> None:
         observed = see(dependents=OWNS, new_owner=NewOwner(OID + 9), references=References(groups={"heir": ("heir",)}))

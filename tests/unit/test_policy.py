@@ -110,6 +110,7 @@ class TestNames:
         assert names_itself("readers", ["readers"])
         assert not names_itself("readers*", ["readers*"])
         assert not names_itself("reader?", ["reader?"])
+        assert not names_itself("{namespace}_readers", ["{namespace}_readers"])
 
     @pytest.mark.parametrize("power", POWERS)
     def test_an_attribute_that_the_policy_does_not_list_is_refused(self, power: str) -> None:

@@ -150,6 +150,29 @@ def test_create_on_a_database_of_another_owner_needs_its_name_in_a_rule() -> Non
     assert not allowed(ruled(PrivilegeRule(schemas=("app",))), database, "CONNECT", literal=True)
 
 
+MADE = [
+    ("schemas", "shop", make(schema="shop"), "TRIGGER"),
+    ("schemas", "public", make(ObjectKind.SCHEMA, schema="public", name="public"), "CREATE"),
+    ("databases", "orders", make(ObjectKind.DATABASE, schema="", name="orders", oid=5), "CREATE"),
+    ("owned_by", "shop_root", make(owner=SUPERUSER), "SELECT"),
+]
+
+
+@pytest.mark.parametrize(("field", "namespace", "obj", "privilege"), MADE, ids=lambda one: getattr(one, "label", one))
+def test_what_the_namespace_makes_of_a_rule_is_no_exact_name(
+    field: str, namespace: str, obj: DatabaseObject, privilege: str
+) -> None:
+    def ruled_within(*entries: str) -> Grantee:
+        rule = replace(PrivilegeRule(), **{field: entries})  # type: ignore[arg-type]
+        template = Policy(privileges=PrivilegePolicy((rule,)))
+        return replace(GRANTEE, policy=ServerPolicy(template).policy(namespace, {}).privileges)
+
+    assert not allowed(ruled_within("{namespace}"), obj, privilege, literal=True)
+    assert allowed(ruled_within("{namespace}", namespace), obj, privilege, literal=True)
+    harmless = ruled_within("{namespace}"), replace(obj, owner=OTHER, owner_name=namespace)
+    assert allowed(*harmless, "CONNECT" if obj.kind is ObjectKind.DATABASE else "SELECT")
+
+
 def test_no_rule_allows_the_controllers_own_schema() -> None:
     exact = ruled(PrivilegeRule(schemas=("pgrole",)))
     assert not allowed(exact, make(schema="pgrole"), "SELECT", literal=True)

@@ -3,7 +3,16 @@
 import pytest
 
 from pgrole_controller.core.names import matches
-from pgrole_controller.core.policy import Policy, Requirement, ServerPolicy
+from pgrole_controller.core.policy import (
+    Policy,
+    Reached,
+    References,
+    Requirement,
+    ServerPolicy,
+    reaches_beyond,
+    why_not_joined,
+)
+from pgrole_controller.core.privileges.grantee import PrivilegePolicy, PrivilegeRule
 
 PROD = {"env": "prod", "team": "a"}
 
@@ -63,6 +72,33 @@ class TestPatterns:
         policy = server_policy.policy(namespace, {})
         assert policy.role_names == policy.member_of == policy.reassign_to == (f"{namespace}_*",)
         assert policy.protected == own
+
+    def test_what_the_namespace_makes_is_no_exact_name_of_a_role(self) -> None:
+        made, listed = ("{namespace}_owner", "readers"), ("team-a_owner", "{namespace}_owner")
+        references = References(
+            groups={"team-a_owner": ("team-a_owner",), "readers": ("readers",)},
+            reached={"team-a_owner": (Reached("team-a_owner"),), "readers": (Reached("readers", ("createrole",)),)},
+        )
+        policy = ServerPolicy(Policy(member_of=made, reassign_to=listed)).policy("team-a", {})
+        assert (policy.member_of, policy.reassign_to) == (("team-a_owner", "readers"), ("team-a_owner",) * 2)
+        refused = why_not_joined(policy, "team-a_owner", references)
+        assert refused is not None
+        assert "would reach team-a_owner" in refused
+        assert "by exact name in allow.memberOf" in refused
+        assert why_not_joined(policy, "readers", references) is None
+        assert reaches_beyond(policy, "team-a_owner", references, policy.as_written.reassign_to) == []
+        policy = ServerPolicy(Policy(member_of=listed, reassign_to=made)).policy("team-a", {})
+        assert why_not_joined(policy, "team-a_owner", references) is None
+        assert reaches_beyond(policy, "team-a_owner", references, policy.as_written.reassign_to) == ["team-a_owner"]
+
+    def test_a_policy_differs_if_a_role_is_listed_instead_of_made(self) -> None:
+        made, listed = (
+            ServerPolicy(Policy(member_of=(entry,), privileges=PrivilegePolicy((PrivilegeRule(schemas=(entry,)),))))
+            for entry in ("{namespace}_owner", "team-a_owner")
+        )
+        assert made.policy("team-a", {}) != listed.policy("team-a", {})
+        assert made.policy("team-a", {}).privileges != listed.policy("team-a", {}).privileges
+        assert made.policy("team-a", {}).member_of == listed.policy("team-a", {}).member_of
 
     @pytest.mark.parametrize("other", ["team", "team-b", "team-a-b", "a", "eam-a"])
     def test_no_namespace_may_use_names_of_another(self, other: str) -> None:

@@ -66,6 +66,7 @@ class PrivilegeRule:
     """Privileges that objects may declare. Patterns have * and ?; `{namespace}` is already replaced.
 
     `kinds`, `privileges` None: all. `owned_by` None: whoever owns the object; else patterns of the owner's name.
+    `template`: the rule before `{namespace}` was replaced; None if that changed nothing.
     """
 
     databases: tuple[str, ...] = ("*",)
@@ -73,6 +74,12 @@ class PrivilegeRule:
     kinds: frozenset[ObjectKind] | None = None
     privileges: frozenset[str] | None = None
     owned_by: tuple[str, ...] | None = None
+    template: "PrivilegeRule | None" = None
+
+    @property
+    def as_written(self) -> "PrivilegeRule":
+        """The rule whose entries can be exact names: its author wrote them, and no namespace's name is part of them."""
+        return self.template or self
 
 
 @dataclass(frozen=True, slots=True)

@@ -245,12 +245,12 @@ def _allowing(
 
 def _is_owner_allowed(rule: PrivilegeRule, owner: int, owner_name: str, facts: DatabaseFacts) -> bool:
     """Tells whether a rule names the owner. Superusers, PostgreSQL's own roles and the controller's roles need their
-    exact names: a pattern such as `shop_*` is meant for a team's roles.
+    exact names: a pattern such as `shop_*` or `{namespace}_owner` is meant for a team's roles.
     """
     if rule.owned_by is None:
         return True
     if _is_powerful(owner, facts):
-        return names_itself(owner_name, rule.owned_by)
+        return names_itself(owner_name, rule.as_written.owned_by or ())
     return matches(owner_name, rule.owned_by)
 
 
@@ -260,5 +260,5 @@ def _is_powerful(owner: int, facts: DatabaseFacts) -> bool:
 
 def _is_named(rules: Iterable[PrivilegeRule], obj: DatabaseObject, facts: DatabaseFacts) -> bool:
     if obj.kind is ObjectKind.DATABASE:
-        return any(names_itself(facts.database, rule.databases) for rule in rules)
-    return any(names_itself(obj.schema, rule.schemas) for rule in rules)
+        return any(names_itself(facts.database, rule.as_written.databases) for rule in rules)
+    return any(names_itself(obj.schema, rule.as_written.schemas) for rule in rules)
