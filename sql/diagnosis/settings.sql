@@ -6,5 +6,5 @@ FROM pg_catalog.pg_settings AS s
 WHERE s.name IN (
     'password_encryption', 'max_prepared_transactions', 'log_statement', 'logging_collector', 'log_destination',
     'shared_preload_libraries', 'pgaudit.log', 'track_activity_query_size', 'session_replication_role', 'fsync', 'ssl',
-    'lc_messages'
+    'lc_messages', 'scram_iterations'
 )

@@ -412,10 +412,13 @@ async def test_the_printed_statements_fix_harmful_settings(server: PostgresServe
     try:
         await admin.execute("ALTER SYSTEM SET password_encryption = 'md5'")
         await admin.execute("ALTER SYSTEM SET session_replication_role = 'replica'")
+        if has_iterations := admin.get_server_version().major >= 16:
+            await admin.execute("ALTER SYSTEM SET scram_iterations = 600000")
         await admin.execute("SELECT pg_reload_conf()")
         await admin.execute("SELECT pg_sleep(0.2)")
         found = await examined(server.dsn())
         assert WARNING in states(found["passwords"])
+        assert any("the controller uses 100000" in one.text for one in found["passwords"]) is has_iterations
         texts = [one.text for one in found["settings"]]
         assert [text for text in texts if text.startswith("session_replication_role")]
         # set on the command line of test servers: no statement would change it

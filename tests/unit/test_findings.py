@@ -557,3 +557,17 @@ def test_the_callers_missing_permissions_have_a_command_that_grants_them() -> No
     finding = cluster_findings.judge_caller("o'brien", [RequiredRight("list", "pgrole.dev", "pgroles")])
     assert finding.state is WARNING
     assert finding.remedies[1].command.endswith("""--user='o'"'"'brien'""")
+
+
+@pytest.mark.parametrize(
+    ("iterations", "used"),
+    [("", 0), ("4096", 0), ("100000", 0), ("100001", 100_000), ("600000", 100_000), ("4095", 4096), ("1", 4096)],
+)
+def test_iterations_that_the_controller_does_not_use_are_a_warning(iterations: str, used: int) -> None:
+    facts = replace(SERVER, settings={"scram_iterations": iterations} if iterations else {})
+    (finding,) = server_findings.judge_passwords("s", facts, 0)
+    assert finding.state is (WARNING if used else OK)
+    if used:
+        assert finding.text.startswith(f"scram_iterations is {iterations}, but the controller uses {used}: ")
+        reload = "SELECT pg_catalog.pg_reload_conf()"
+        assert commands([finding]) == [f"ALTER SYSTEM SET scram_iterations = {used}", reload]

@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 
 from pgrole_controller.core.findings.finding import Finding, FindingState, Remedy, RemedyKind, shell, sql
 from pgrole_controller.core.findings.server_facts import RoleFacts, ServerFacts, SessionFacts
+from pgrole_controller.core.password import within_bounds
 from pgrole_controller.core.state import OLDEST_VERSION
 
 OK, WARNING, PROBLEM, UNKNOWN = FindingState.OK, FindingState.WARNING, FindingState.PROBLEM, FindingState.UNKNOWN
@@ -142,6 +143,14 @@ def judge_passwords(area: str, facts: ServerFacts, md5_roles: int | None) -> lis
     if facts.settings.get("password_encryption") == "md5":
         remedies = alter_system(facts, "password_encryption", "'scram-sha-256'", reload=True)
         text = "password_encryption is md5: passwords that others set are stored as MD5"
+        findings.append(Finding(area, check, WARNING, text, remedies))
+    iterations = facts.settings.get("scram_iterations", "")  # since PostgreSQL 16
+    if iterations.isdecimal() and (used := within_bounds(int(iterations))) != int(iterations):
+        remedies = alter_system(facts, "scram_iterations", str(used), reload=True)
+        text = (
+            f"scram_iterations is {iterations}, but the controller uses {used}: if someone sets a declared password "
+            "again, the controller sets it once more"
+        )
         findings.append(Finding(area, check, WARNING, text, remedies))
     if md5_roles:
         text = f"{md5_roles} roles log in with an MD5 verifier: set their passwords again, with SCRAM"
