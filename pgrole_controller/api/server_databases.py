@@ -133,7 +133,7 @@ class AttributionSpec(Model):
         default="Minimal",
         description=(
             "What status and Events contain. Minimal: login, role and time. Full: also the application name, the "
-            "client's address and the statement, which everyone who can read the PgRole can then read."
+            "client's address and, in status, the statement, which everyone who can read the PgRole can then read."
         ),
     )
 
