@@ -79,7 +79,7 @@ def remedies(error: PgRoleError) -> list[str]:
 async def follow(world: DatabaseWorkerWorld, error: PgRoleError) -> None:
     found = re.search(r"\. A superuser can (?:allow it|do it, in database [^:]*): (.*)$", error.message)
     assert found, error.message
-    await world.hand.execute(found[1])
+    await world.hand.execute(re.sub(r"; and \d+ more$", "", found[1]))
 
 
 async def another_grantee(world: DatabaseWorkerWorld, *schemas: SchemaAccess, name: str = "other") -> Grantee:
@@ -830,6 +830,70 @@ async def test_a_grantor_that_the_controller_may_not_act_as_is_reported_with_the
             await world.wait_settled()
             assert not await world.hand.fetchval("SELECT count(*) FROM pg_default_acl")
         await world.hand.execute(f"DROP ROLE {creator}; DROP OWNED BY {delegate}; DROP ROLE {delegate}")
+
+
+async def declare_columns(world: DatabaseWorkerWorld, count: int, *privileges: str) -> None:
+    """Each of these privileges on this number of columns of a superuser's table."""
+    columns = {one: tuple(f"{one.lower()}_{number:02}" for number in range(count)) for one in privileges}
+    names = ", ".join(f"{name} int" for some in columns.values() for name in some)
+    await world.hand.execute(f"CREATE TABLE app.wide ({names})")
+    objects = tuple(
+        ObjectPrivileges(ObjectKind.TABLE, "app", ("wide",), frozenset({one}), some) for one, some in columns.items()
+    )
+    schema = SchemaAccess("app", frozenset({Access.READ}), ("*",))
+    declared = DatabasePrivileges(world.database, schemas=(schema,), objects=objects)
+    world.grantees.publish(SERVER, replace(world.declare(schema), declared={world.database: declared}))
+
+
+@pytest.mark.usefixtures("hurry")
+async def test_statements_that_do_not_fit_into_a_message_follow_once_the_first_are_run(
+    world: DatabaseWorkerWorld,
+) -> None:
+    async with as_owner(world, member=True):
+        await declare_columns(world, 14, "SELECT", "INSERT", "UPDATE")
+        async with world.working():
+            error = error_of(await world.wait(lambda result: "; and 1 more" in str(result.error)))
+            assert error.message.count("GRANT") == 2
+            assert len(error.message) < 800
+            await follow(world, error)
+            error = error_of(await world.wait(lambda result: "; and 1 more" not in str(result.error)))
+            await follow(world, error)
+            await world.wait_settled()
+        await world.hand.execute("DROP TABLE app.wide")
+
+
+@pytest.mark.usefixtures("hurry")
+async def test_if_not_even_one_statement_fits_the_message_names_the_command_that_prints_it(
+    world: DatabaseWorkerWorld,
+) -> None:
+    async with as_owner(world, member=True):
+        await declare_columns(world, 60, "SELECT")
+        async with world.working():
+            error = error_of(await world.wait(lambda result: result.error is not None))
+            assert "A superuser can do it, in database" in error.message
+            assert "`pgrole-controller diff -o sql` prints the statements" in error.message
+            assert len(error.message) < 600
+        await world.hand.execute("DROP TABLE app.wide")
+
+
+@pytest.mark.usefixtures("hurry")
+async def test_statements_that_belong_together_are_not_divided(world: DatabaseWorkerWorld) -> None:
+    grant, grantors = "GRANT UPDATE ON app.orders TO", [f"{world.database}_grantor_{number}" for number in range(9)]
+    async with as_owner(world, member=True):
+        for name in grantors:
+            await world.hand.execute(
+                f"CREATE ROLE {name}; GRANT USAGE ON SCHEMA app TO {name}; {grant} {name} WITH GRANT OPTION;"
+                f"SET ROLE {name}; {grant} {world.role}; RESET ROLE; ALTER ROLE {name} SUPERUSER"
+            )
+        world.declare(READ)
+        async with world.working():
+            error = error_of(await world.wait(lambda result: "; and 4 more" in str(result.error)))
+            parts = error.message.partition(f'"{world.database}": ')[2].split("; ")
+            assert [one.split()[0] for one in parts] == ["SET", "REVOKE", "RESET"] * 5 + ["and"]
+            assert len(error.message) < 800
+        for name in grantors:
+            await world.hand.execute(f"ALTER ROLE {name} NOSUPERUSER")
+            await drop_role(world, name)
 
 
 # A controller that is killed, paused, or replaced.

@@ -1,7 +1,8 @@
 """Explains why PostgreSQL refused to change privileges, and what people can do."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import accumulate
 
 from pgrole_controller.core.ddl import divide_names, spell_identifier
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
@@ -23,6 +24,9 @@ _ROW_TOO_BIG = "54000"
 _GONE = ("42P01", "42883", "3F000", "42704", "42703", "22023")
 #: Maximum number of characters of the statements in a message.
 _LONGEST_STATEMENTS = 600
+#: What to do if not even the first of the statements fits.
+_PRINTED = "`pgrole-controller diff -o sql` prints the statements, which are too long for a message"
+_FOR_EACH = "GRANT each grantor the privileges that it gave WITH GRANT OPTION, and REVOKE them from it with CASCADE"
 
 
 class OutdatedAcl(Transient):
@@ -138,7 +142,8 @@ async def _find_remedy(connection: Connection, repair: AclRepair, version: int) 
             do += _statements(by_actor[name], version)
         elif not row.get("allowed", bool):
             allow.append(_allow(row, version))
-    return _ask("allow it", dict.fromkeys(allow)) + _ask(f"do it, in database {spell_identifier(database)}", do)
+    do_it = f"do it, in database {spell_identifier(database)}"
+    return _ask("allow it", list(dict.fromkeys(allow))) + _ask(do_it, do, _PRINTED)
 
 
 def _revoke_from_grantors(repair: AclRepair, version: int) -> str:
@@ -150,19 +155,20 @@ def _revoke_from_grantors(repair: AclRepair, version: int) -> str:
         if one.revoke and one.grantor and one.columns:
             given = AclChange(one.object, 0, one.grantor, one.privileges, columns=one.columns, option_only=True)
             taken = replace(given, revoke=True, option_only=False)
-            texts += [each.text for each in grant_ddl.statements([given], (), version)]
-            texts += [each.text for each in grant_ddl.statements([taken], (), version, cascade=True)]
-    return _ask("revoke everything that its grantors granted on the columns", texts)
+            both = [
+                *grant_ddl.statements([given], (), version),
+                *grant_ddl.statements([taken], (), version, cascade=True),
+            ]
+            texts.append("; ".join(each.text for each in both))
+    return _ask("revoke everything that its grantors granted on the columns", texts, _FOR_EACH)
 
 
 def _statements(changes: Iterable[AclChange], version: int) -> list[str]:
-    texts: list[str] = []
-    for one in grant_ddl.statements(changes, (), version):
-        if one.acting_as:
-            texts += [f"SET ROLE {spell_identifier(one.acting_as)}", one.text, "RESET ROLE"]
-        else:
-            texts.append(one.text)
-    return texts
+    """Returns the statements. What belongs together is one text."""
+    return [
+        f"SET ROLE {spell_identifier(one.acting_as)}; {one.text}; RESET ROLE" if one.acting_as else one.text
+        for one in grant_ddl.statements(changes, (), version)
+    ]
 
 
 def _allow(row: Row, version: int) -> str:
@@ -170,9 +176,17 @@ def _allow(row: Row, version: int) -> str:
     return f"GRANT {spell_identifier(row.text('member_of'))} TO {spell_identifier(row.text('own_role'))}{options}"
 
 
-def _ask(what: str, statements: Collection[str]) -> str:
-    text = "; ".join(statements)
-    return f". A superuser can {what}: {text}" if text and len(text) <= _LONGEST_STATEMENTS else ""
+def _ask(what: str, statements: Sequence[str], otherwise: str = "") -> str:
+    """Returns a sentence with these statements. It has the first ones that fit, each of them whole, and the number of
+    the others, which follow once those are run. `otherwise`: what to do if the first does not fit.
+    """
+    if not statements:
+        return ""
+    ends = accumulate(len(one) + len("; ") for one in statements)
+    shown = sum(end - len("; ") <= _LONGEST_STATEMENTS for end in ends)
+    left = len(statements) - shown
+    text = "; ".join(statements[:shown]) + (f"; and {left} more" if left else "")
+    return f". A superuser can {what}: {text if shown else otherwise}"
 
 
 async def _read_actors(connection: Connection, names: Iterable[str]) -> list[Row]:
