@@ -10,6 +10,7 @@ from pgrole_controller.core.policy import Policy, check_admitted, check_protecte
 from pgrole_controller.core.privileges.kept_privileges import (
     NOTHING,
     KeptPrivileges,
+    add_ways_out,
     answered_for,
     find_answer,
     grantee_of,
@@ -182,11 +183,7 @@ def _after_revocation(
     result = find_answer(desired.privilege_results, grantee_of(desired, kept, target.oid), left[0])
     what = f'privileges of role "{desired.role.name}" in database "{left[0]}"{more}'
     if result is not None and result.error is not None:
-        raise WaitingForDatabases(
-            Reason.DROP_BLOCKED,
-            f"{what} cannot be revoked: {result.error.message}. Let the controller connect there, or revoke them by "
-            "hand",
-        )
+        raise WaitingForDatabases(Reason.DROP_BLOCKED, f"{what} cannot be revoked: {add_ways_out(result.error)}")
     raise WaitingForDatabases(Reason.PROGRESSING, f"the controller revokes {what} before it drops the role")
 
 

@@ -102,6 +102,17 @@ class WaitingForDatabases(Waiting):
     """The workers of databases go on by themselves, and request a reconcile when there is news."""
 
 
+class DropInterrupted(Waiting):
+    """DROP DATABASE was interrupted: PostgreSQL lets no one connect to the database, and it can only be dropped."""
+
+    def __init__(self, database: str) -> None:
+        super().__init__(
+            Reason.PRIVILEGE_PENDING,
+            f'database "{database}" can only be dropped, since its DROP DATABASE was interrupted: run DROP DATABASE '
+            "again",
+        )
+
+
 class Refused(PgRoleError):
     pass
 

@@ -1,10 +1,12 @@
 """Connects to one database of a server, and explains why that database does not accept a connection."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+
+import anyio
 
 from pgrole_controller.core.ddl import spell_identifier
-from pgrole_controller.core.errors import PgRoleError, Reason, Transient, Waiting
+from pgrole_controller.core.errors import DropInterrupted, PgRoleError, Reason, Transient, Waiting
 from pgrole_controller.dsn import user_of
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
@@ -14,6 +16,8 @@ from pgrole_controller.postgres.rows import fetch_row
 _NOT_ACCEPTING = "55000"
 _FORBIDDEN = "42501"
 _FULL = "53300"
+#: Time limit in seconds of finding out why a database accepts no connections.
+_EXPLAINING_SECONDS = 2.0
 
 
 @asynccontextmanager
@@ -27,7 +31,20 @@ async def connect_to(endpoint: Endpoint, database: str, purpose: str, **settings
     except PgRoleError as error:
         if opened:
             raise
+        if _NOT_ACCEPTING in find_sqlstates(error) and await _is_invalid(endpoint, database, purpose, settings):
+            raise DropInterrupted(database) from error.__cause__
         raise explain(error, database, login_of(endpoint)) from error.__cause__
+
+
+async def _is_invalid(endpoint: Endpoint, database: str, purpose: str, settings: Mapping[str, str]) -> bool:
+    """Whether a DROP DATABASE was interrupted. Asks the endpoint's own database, since PostgreSQL's message may be
+    translated. Returns False without an answer.
+    """
+    query = queries.inspect("invalid_database")
+    with suppress(PgRoleError), anyio.move_on_after(_EXPLAINING_SECONDS):
+        async with connect(endpoint, purpose, **settings) as connection:
+            return (await fetch_row(connection, query, database)).get("invalid", bool)
+    return False
 
 
 async def check_unreserved(connection: Connection, database: str) -> None:

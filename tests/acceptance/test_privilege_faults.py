@@ -193,6 +193,28 @@ async def test_a_database_that_is_closed_renamed_or_dropped_is_reported_and_not_
     await home.close()
 
 
+async def test_a_database_whose_drop_was_interrupted_blocks_the_drop_of_a_role_until_it_is_dropped(
+    place: PrivilegePlace,
+) -> None:
+    kube, name = place.kube, place.name
+    home = await asyncpg.connect(place.postgres.dsn())
+    async with running(place.controller()):
+        await kube.apply("reader", name=place.reader, privileges=[place.reads()], deletionPolicy="Drop")
+        await kube.wait_ready("reader")
+        await place.hand.close()
+        await home.execute(f"UPDATE pg_database SET datconnlimit = -2 WHERE datname = '{name}'")
+        await home.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = $1", name)
+        told = "run DROP DATABASE again"
+        await kube.wait_for("reader", lambda obj: says(obj, "PrivilegePending", told), "interrupted")
+        await kube.delete("reader")
+        obj = await kube.wait_for("reader", lambda obj: says(obj, "DropBlocked", told), "blocked")
+        assert "connect there" not in condition(obj, "Ready")["message"]
+        await home.execute(f"DROP DATABASE {name} WITH (FORCE)")
+        await kube.wait_gone("reader")
+        assert not await home.fetchval("SELECT count(*) FROM pg_roles WHERE rolname = $1", place.reader)
+    await home.close()
+
+
 async def test_a_retained_role_is_left_by_an_object_that_was_deleted_before_it_took_the_role_back(
     place: PrivilegePlace,
 ) -> None:

@@ -22,7 +22,7 @@ from pgrole_controller.controller.privileges import database_worker, large_round
 from pgrole_controller.controller.privileges.database_worker import DatabaseContext, DatabaseWorker
 from pgrole_controller.controller.privileges.grantees import Grantees
 from pgrole_controller.core.backoff import Backoff
-from pgrole_controller.core.errors import PgRoleError, Reason
+from pgrole_controller.core.errors import DropInterrupted, PgRoleError, Reason
 from pgrole_controller.core.privileges.acl import ObjectKind
 from pgrole_controller.core.privileges.grantee import (
     Access,
@@ -228,6 +228,22 @@ async def test_a_database_that_allows_no_connections_is_reported_and_served_agai
         assert anyio.current_time() - began < 10.0
         world.hand = await asyncpg.connect(world.server.dsn(database=world.database))
         assert not await world.may("UPDATE", "app.orders")
+
+
+async def test_a_database_whose_drop_was_interrupted_is_reported_until_it_is_dropped(
+    world: DatabaseWorkerWorld,
+) -> None:
+    world.declare(READ)
+    await world.home.execute(f"UPDATE pg_database SET datconnlimit = -2 WHERE datname = '{world.database}'")
+    async with world.working() as worker:
+        error = error_of(await world.wait(lambda result: result.error is not None))
+        assert (error.reason, isinstance(error, DropInterrupted)) == (Reason.PRIVILEGE_PENDING, True)
+        assert f'database "{world.database}" can only be dropped' in error.message
+        assert "run DROP DATABASE again" in error.message
+        await world.hand.close()
+        await world.home.execute(f"DROP DATABASE {world.database} WITH (FORCE)")
+        worker.note_database()
+        await world.wait(lambda result: "does not exist" in str(result.error))
 
 
 @pytest.mark.parametrize(

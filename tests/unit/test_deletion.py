@@ -20,7 +20,15 @@ from pgrole_controller.core.deletion import (
     may_revoke,
 )
 from pgrole_controller.core.diff import Drop, Rename, SetAttribute
-from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient, Waiting, internal_error
+from pgrole_controller.core.errors import (
+    DropInterrupted,
+    PgRoleError,
+    Reason,
+    Refused,
+    Transient,
+    Waiting,
+    internal_error,
+)
 from pgrole_controller.core.outcome import LONGEST_MESSAGE
 from pgrole_controller.core.plan import NewOwner, Plan, ReassignOwned, ReassignResult
 from pgrole_controller.core.policy import Policy, References, ServerPolicy
@@ -412,6 +420,13 @@ class TestPrivileges:
             "the connection was refused. Let the controller connect there, or revoke them by hand. To keep the role"
             in (caught.value.message)
         )
+
+    def test_a_database_that_can_only_be_dropped_is_not_to_be_connected_to(self) -> None:
+        asked = self.confirm(desired(), confirmed=False, error=DropInterrupted("orders"))
+        with pytest.raises(Waiting) as caught:
+            self.end(asked, self.see("orders"))
+        assert caught.value.reason is Reason.DROP_BLOCKED
+        assert "was interrupted: run DROP DATABASE again. To keep the role" in caught.value.message
 
     def test_what_the_declaration_waited_for_before_does_not_block_the_drop(self) -> None:
         error = Waiting(Reason.PRIVILEGE_PENDING, "waiting for table app.orders")

@@ -11,7 +11,7 @@ import pytest
 from pgrole_controller.api.status import PgRoleStatus
 from pgrole_controller.core.claim import Claim, Owner
 from pgrole_controller.core.drift_record import LARGEST, MOST, DriftRecord, extend_history
-from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient, Waiting
+from pgrole_controller.core.errors import DropInterrupted, PgRoleError, Reason, Refused, Transient, Waiting
 from pgrole_controller.core.outcome import (
     LONGEST_MESSAGE,
     PROGRESSING,
@@ -164,6 +164,13 @@ class TestTheOutcome:
             "controller cannot revoke them: PgServer.spec.databases does not include it. Let the controller connect "
             "there, or revoke them by hand"
         )
+
+    def test_former_privileges_in_a_database_that_can_only_be_dropped_are_not_to_be_revoked(self) -> None:
+        former = replace(GRANTEE, declared={"lake": DECLARED["lake"]}, former={"orders": (DECLARED["orders"],)})
+        answered = replace(ORDERS, digest=former.digest_of("orders"), error=DropInterrupted("orders"))
+        outcome = merge(known(LAKE, answered, grantee=former))
+        assert outcome.reason is Reason.PRIVILEGE_PENDING
+        assert outcome.message.endswith("was interrupted: run DROP DATABASE again")
 
     def test_a_problem_of_the_role_itself_takes_precedence(self) -> None:
         for own in (PROGRESSING, of_error(Refused(Reason.CONFLICT, "x"))):

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from pgrole_controller.core.claim import Claim
-from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient, Waiting
+from pgrole_controller.core.errors import DropInterrupted, PgRoleError, Reason, Refused, Transient, Waiting
 from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.privileges.grantee import (
     Access,
@@ -111,10 +111,17 @@ def explain_former(database: str, error: PgRoleError) -> PgRoleError:
     """Returns the error for a database that only former specs declare."""
     message = (
         f'database "{database}" is no longer in spec.privileges, but the role may still have privileges there, and the '
-        f"controller cannot revoke them: {error.message}. Let the controller connect there, or revoke them by hand"
+        f"controller cannot revoke them: {add_ways_out(error)}"
     )
     kind = next((one for one in (Refused, Waiting) if isinstance(error, one)), Transient)
     return kind(error.reason, message)
+
+
+def add_ways_out(error: PgRoleError) -> str:
+    """Returns the message, with how else the privileges in the database can be revoked, if they can."""
+    if isinstance(error, DropInterrupted):
+        return error.message
+    return f"{error.message}. Let the controller connect there, or revoke them by hand"
 
 
 def answered_for(claim: Claim | None, desired: Desired, server: Server) -> KeptPrivileges:
