@@ -126,12 +126,17 @@ async def read_event_trigger_facts(connection: Connection, role: str) -> EventTr
     """Reads the event triggers of the connected database."""
     row = await fetch_row(connection, _query("event_triggers"), _bytes(role), seconds=_SECONDS)
     setting = await fetch_row(connection, queries.inspect("event_triggers_off"), seconds=_SECONDS)
+    others = row.texts("others")
+    if row.get("may_be_off", bool) and others:
+        found = await fetch_row(connection, _query("turns_off_event_triggers"), _bytes(role), seconds=_SECONDS)
+        if found.get("turned_off", bool):
+            others = ()
     return EventTriggerFacts(
         database=row.text("database"),
         installed=row.get("installed", int),
         disabled=row.texts("disabled"),
         switched_off=setting.find("off", bool) or False,
-        others=row.texts("others"),
+        others=others,
         publications=row.texts("publications"),
         plainly_owned=row.get("plainly_owned", bool),
         home=row.get("home", bool),

@@ -1,6 +1,6 @@
 -- Do the event triggers of schema pgrole record every change in this database, and which do others run here? One row.
 -- Names are sent as bytes: another database may have written them in its encoding.
--- `others`: none if the controller turns event triggers off in its sessions (postgres/privileges/database_opening.py)
+-- `others`: untrusted ones. `may_be_off`: the server knows the setting that turns them off for a session.
 -- $1 bytea the name of the controller's role
 -- `plainly_owned`: the controller's role owns schema pgrole, and is no superuser. `uses`: unless that schema is a superuser's, and
 -- the controller's role may not use all of it.
@@ -74,10 +74,7 @@ SELECT
         SELECT textsend(t.evtname::text)
         FROM event_trigger AS t
         WHERE t.evtenabled <> 'D' AND NOT t.trusted
-          AND NOT (
-              current_setting('server_version_num')::int >= 170000
-              AND EXISTS (SELECT FROM pg_catalog.pg_roles AS r WHERE r.rolsuper AND textsend(r.rolname::text) = $1::bytea)
-          )
         ORDER BY t.evtname
         LIMIT 5
-    ) AS others
+    ) AS others,
+    current_setting('event_triggers', true) IS NOT NULL AS may_be_off

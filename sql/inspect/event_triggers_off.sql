@@ -17,9 +17,10 @@ WITH setting AS (
 SELECT
     (SELECT s.of_database FROM setting AS s) AS of_database,
     (SELECT s.value IN ('off', 'of', 'false', 'fals', 'fal', 'fa', 'f', 'no', 'n', '0') FROM setting AS s) AS off,
-    -- the controller's own session may have another value, and then PostgreSQL tells only superusers
+    -- only superusers may read it; for others, the session has that value, or replaced it (turn_off_event_triggers.sql)
     current_setting('is_superuser') = 'on' AND current_setting('event_triggers', true) IS NOT NULL AS ask_configuration,
     EXISTS (
         SELECT FROM pg_catalog.pg_settings AS p
-        WHERE p.name = 'event_triggers' AND p.setting = 'off' AND p.source = 'configuration file'
+        WHERE p.name = 'event_triggers'
+          AND (p.setting = 'off' AND p.source = 'configuration file' OR p.reset_val = 'off' AND p.source = 'session')
     ) AS configured_off

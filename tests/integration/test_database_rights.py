@@ -13,6 +13,7 @@ from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Endpoint
 from pgrole_controller.postgres.privileges import database_session
 from tests.integration.database_world import DEADLINE, READ, DatabaseWorkerWorld, make_world
+from tests.servers import Servers
 
 GRANTS = """
 CREATE ROLE {owner};
@@ -122,3 +123,76 @@ async def test_the_documented_grants_suffice_to_grant_and_correct(
             "CREATE TABLE app.later (); ALTER TABLE app.later OWNER TO " + world.role.replace("reader", "owner")
         )
         await world.wait_may("SELECT", "app.later")
+
+
+#: An event trigger whose function belongs to a role that is not trusted.
+FOREIGN = """
+CREATE FUNCTION app.on_ddl() RETURNS event_trigger LANGUAGE plpgsql AS
+'BEGIN IF session_user = ''{steward}'' THEN RAISE ''it ran''; END IF; END';
+ALTER FUNCTION app.on_ddl OWNER TO {other};
+CREATE EVENT TRIGGER foreign_trigger ON ddl_command_end EXECUTE FUNCTION app.on_ddl()
+"""
+
+
+@pytest.mark.parametrize(
+    "allow", ["GRANT SET ON PARAMETER event_triggers TO {}", "ALTER ROLE {} SET event_triggers = off"]
+)
+async def test_the_controller_may_be_allowed_to_turn_off_event_triggers_of_others(
+    world: DatabaseWorkerWorld, servers: Servers, monkeypatch: pytest.MonkeyPatch, allow: str
+) -> None:
+    if servers.version < 17:
+        pytest.skip("the setting exists since PostgreSQL 17")
+    monkeypatch.setattr(database_session, "BACKSTOP_SECONDS", 0.2)
+    steward = world.role.replace("reader", "steward")
+    await world.hand.execute(FOREIGN.format(steward=steward, other=world.other))
+    world.declare(READ)
+    async with world.working():
+        result = await world.wait(lambda result: "event triggers that belong to neither" in str(result.error))
+        assert "GRANT SET ON PARAMETER event_triggers TO the controller's role" in str(result.error)
+        await world.hand.execute(allow.format(steward))
+        if allow.startswith("ALTER"):
+            await world.hand.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = $1", steward
+            )
+        await world.wait_settled()
+        assert await world.may("SELECT", "app.orders")
+        await world.hand.execute(f"GRANT UPDATE ON app.orders TO {world.role}")
+        await world.wait_may("UPDATE", "app.orders", expected=False)
+        await world.wait_settled()
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+async def test_a_controller_that_turns_off_event_triggers_sees_that_the_server_does_for_everyone(
+    world: DatabaseWorkerWorld, servers: Servers, monkeypatch: pytest.MonkeyPatch, *, allowed: bool
+) -> None:
+    if servers.version < 17:
+        pytest.skip("the setting exists since PostgreSQL 17")
+    monkeypatch.setattr(database_session, "BACKSTOP_SECONDS", 0.2)
+    steward = world.role.replace("reader", "steward")
+    await world.hand.execute(f"BEGIN; {queries.install_database()}; {queries.install_event_triggers()}; COMMIT")
+    await world.hand.execute(THREE.format(steward=steward))
+    if allowed:
+        await world.hand.execute(f"GRANT SET ON PARAMETER event_triggers TO {steward}")
+
+    async def set_on_server(statement: str) -> None:
+        await world.home.execute(f"ALTER SYSTEM {statement}")
+        await world.home.execute("SELECT pg_reload_conf()")
+
+    world.declare(READ)
+    async with world.working() as worker:
+
+        async def polls() -> bool:
+            return worker.mode is DatabaseMode.POLL and "in the server's configuration" in worker.why
+
+        async def has_events() -> bool:
+            return worker.mode is DatabaseMode.EVENTS
+
+        assert await reached(has_events, DEADLINE), worker.why
+        try:
+            await set_on_server("SET event_triggers = off")
+            assert await reached(polls, DEADLINE), worker.why
+            await world.hand.execute(f"GRANT UPDATE ON app.orders TO {world.role}")
+            await world.wait_may("UPDATE", "app.orders", expected=False)
+        finally:
+            await set_on_server("RESET event_triggers")
+        assert await reached(has_events, DEADLINE), worker.why

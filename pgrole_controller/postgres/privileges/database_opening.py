@@ -15,7 +15,11 @@ from pgrole_controller.postgres.errors import NAME_ONE_SERVER, convert_unexpecte
 from pgrole_controller.postgres.fence import Candidate, Fence, NotLeading, lead_while_away, take_lead
 from pgrole_controller.postgres.missing_privileges import explain_database_access
 from pgrole_controller.postgres.privileges.acl_locks import LOCK_SECONDS, explain_session
-from pgrole_controller.postgres.privileges.database_schema import DatabaseInstallation, install_database
+from pgrole_controller.postgres.privileges.database_schema import (
+    DatabaseInstallation,
+    install_database,
+    turn_off_event_triggers,
+)
 from pgrole_controller.postgres.privileges.database_session import DatabaseSession
 from pgrole_controller.postgres.privileges.reading_connection import ReadingConnections
 from pgrole_controller.postgres.privileges.stored_state import move_applied
@@ -90,11 +94,8 @@ async def _prepare(connection: Connection, database: str, server: Identity) -> I
     """Verifies which server it is, and sets what the controller's role may set. Raises PgRoleError."""
     identity = await _identify(connection, database)
     if not identity.is_same_server(server):
-        raise Transient(
-            Reason.SERVER_NOT_READY,
-            f'database "{database}" is on a different server: {NAME_ONE_SERVER}',
-        )
-    await _silence_triggers(connection, identity)
+        raise Transient(Reason.SERVER_NOT_READY, f'database "{database}" is on a different server: {NAME_ONE_SERVER}')
+    await turn_off_event_triggers(connection, identity.version_number)
     await _interrupt_autovacuum(connection)
     return identity
 
@@ -106,13 +107,6 @@ async def _identify(connection: Connection, database: str) -> Identity:
         if connection.is_closed():
             raise
         raise error.reword(error.message.replace("the home database", f'database "{database}"')) from error
-
-
-async def _silence_triggers(connection: Connection, identity: Identity) -> None:
-    """Turns off event triggers for the controller's own changes, where its role may do that."""
-    if identity.superuser and identity.version_number >= 170_000:
-        with translate_errors():
-            await connection.execute("SET event_triggers = off")
 
 
 async def _interrupt_autovacuum(connection: Connection) -> None:

@@ -17,13 +17,15 @@ from pgrole_controller.core.errors import Reason, Refused
 from pgrole_controller.postgres import queries, schema
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.errors import shorten, translate_errors
-from pgrole_controller.postgres.rows import Row, fetch_row
+from pgrole_controller.postgres.rows import Row, fetch, fetch_row
 
 log = logging.getLogger(__name__)
 
 _SCHEMA = "CREATE SCHEMA pgrole"
 _LOCK = "COMMENT ON SCHEMA pgrole IS 'is being installed'"
 _WITHOUT_EVENT_TRIGGERS = "SET LOCAL event_triggers = off"
+#: server_version_num of the first version in which a session can turn off event triggers.
+_OWN_EVENT_TRIGGERS_VERSION = 170_000
 
 _AS_SUPERUSER = "A superuser can, with the output of `pgrole-controller sql --database`"
 _AFTER_REMOVAL = (
@@ -85,6 +87,24 @@ class DatabaseInstallation:
     def endangered(self) -> bool:
         """Whether DDL in this session would run code of a role that is not trusted."""
         return bool(self.foreign_event_triggers) and not self.spared
+
+    @property
+    def danger(self) -> str:
+        """Which event triggers would run code of a role that is not trusted, with the remedies, for people."""
+        return (
+            "event triggers that belong to neither a superuser nor the controller's role would run with the "
+            f"controller's privileges: {', '.join(self.foreign_event_triggers)}. The controller writes nothing there: "
+            "disable them (ALTER EVENT TRIGGER … DISABLE), or make a superuser the owner of each and of its function. "
+            "Since PostgreSQL 17, GRANT SET ON PARAMETER event_triggers TO the controller's role suffices"
+        )
+
+
+async def turn_off_event_triggers(connection: Connection, version: int) -> None:
+    """Has no event trigger fire in this session, if its role may decide that. `version`: server_version_num. Raises
+    PgRoleError.
+    """
+    if version >= _OWN_EVENT_TRIGGERS_VERSION:
+        await fetch(connection, queries.inspect("turn_off_event_triggers"))
 
 
 async def inspect_database(connection: Connection) -> DatabaseInstallation:
@@ -188,17 +208,11 @@ async def remove(connection: Connection) -> None:
 async def _check_event_triggers(connection: Connection, found: DatabaseInstallation) -> None:
     """Raises Refused if a statement of the installation would fire an event trigger that is not trusted."""
     if found.endangered and not await _can_be_spared(connection):
-        names = ", ".join(found.foreign_event_triggers)
-        raise Refused(
-            Reason.SERVER_NOT_READY,
-            f"in database {found.database}, DDL runs event triggers that belong to neither a superuser nor the "
-            f"controller's role: {names}. The controller writes nothing there. An administrator can disable them "
-            "(ALTER EVENT TRIGGER … DISABLE) or make a superuser the owner of each and of its function",
-        )
+        raise Refused(Reason.SERVER_NOT_READY, f"in database {found.database}, {found.danger}")
 
 
 async def _can_be_spared(connection: Connection) -> bool:
-    """Whether the controller may turn event triggers off for its own transactions (PostgreSQL 17, superusers)."""
+    """Whether the controller may turn event triggers off for its own transactions (since PostgreSQL 17)."""
     try:
         async with connection.transaction():
             await connection.execute(_WITHOUT_EVENT_TRIGGERS)

@@ -34,7 +34,11 @@ from pgrole_controller.postgres.privileges.acl_catalog import read_older
 from pgrole_controller.postgres.privileges.acl_checks import prepare_checks
 from pgrole_controller.postgres.privileges.acl_repair import AclRepair
 from pgrole_controller.postgres.privileges.acl_transaction import AclDialect, AppliedAcls
-from pgrole_controller.postgres.privileges.database_schema import DatabaseInstallation, inspect_database
+from pgrole_controller.postgres.privileges.database_schema import (
+    DatabaseInstallation,
+    inspect_database,
+    turn_off_event_triggers,
+)
 from pgrole_controller.postgres.privileges.ddl_events import (
     PRUNED_AT_ONCE,
     EventReader,
@@ -119,13 +123,7 @@ class DatabaseSession:
         """Why nothing may be written here."""
         if not self.installation.endangered:
             return None
-        names = ", ".join(self.installation.foreign_event_triggers)
-        return Transient(
-            Reason.DATABASE_ERROR,
-            f'database "{self.database}": event triggers that belong to neither a superuser nor the controller\'s role '
-            f"would run with the controller's privileges: {names}. The controller writes nothing there: disable them "
-            "(ALTER EVENT TRIGGER … DISABLE), or make a superuser the owner of each and of its function",
-        )
+        return Transient(Reason.DATABASE_ERROR, f'database "{self.database}": {self.installation.danger}')
 
     @property
     def enforcing(self) -> bool:
@@ -186,6 +184,8 @@ class DatabaseSession:
         async with self.lock:
             with forgetting():
                 row = await fetch_row(self.connection, _query("database"), seconds=_DEADLINE)
+                if self.blocked is not None:
+                    await turn_off_event_triggers(self.connection, self.identity.version_number)
                 found = await inspect_database(self.connection)
         if not row.get("accepting", bool):
             raise refusing_connections(self.database)
