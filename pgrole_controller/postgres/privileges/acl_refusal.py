@@ -139,7 +139,7 @@ async def _find_remedy(connection: Connection, repair: AclRepair, version: int) 
             return ""
         name, database = row.text("name"), row.text("database")
         if row.get("superuser", bool):
-            do += _statements(by_actor[name], version)
+            do += _statements(by_actor[name], version, owner)
         elif not row.get("allowed", bool):
             allow.append(_allow(row, version))
     do_it = f"do it, in database {spell_identifier(database)}"
@@ -163,12 +163,21 @@ def _revoke_from_grantors(repair: AclRepair, version: int) -> str:
     return _ask("revoke everything that its grantors granted on the columns", texts, _FOR_EACH)
 
 
-def _statements(changes: Iterable[AclChange], version: int) -> list[str]:
-    """Returns the statements. What belongs together is one text."""
-    return [
-        f"SET ROLE {spell_identifier(one.acting_as)}; {one.text}; RESET ROLE" if one.acting_as else one.text
-        for one in grant_ddl.statements(changes, (), version)
-    ]
+def _statements(changes: Iterable[AclChange], version: int, owner: str) -> list[str]:
+    """Returns statements for a superuser. What belongs together is one text. `owner`: of the object.
+
+    A superuser's REVOKE is in the owner's name. So another grantor must not be one meanwhile: in a transaction, which
+    fails as a whole if that grantor runs it.
+    """
+    texts: list[str] = []
+    for one in grant_ddl.statements(changes, (), version):
+        text, role = one.text, spell_identifier(one.acting_as)
+        if one.acting_as:
+            text = f"SET ROLE {role}; {text}; RESET ROLE"
+        if one.acting_as not in ("", owner):
+            text = f"BEGIN; ALTER ROLE {role} NOSUPERUSER; {text}; ALTER ROLE {role} SUPERUSER; COMMIT"
+        texts.append(text)
+    return texts
 
 
 def _allow(row: Row, version: int) -> str:
