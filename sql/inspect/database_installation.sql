@@ -32,8 +32,12 @@ SELECT
           AND (t.evtname, t.evtevent) IN (('pgrole_on_ddl', 'ddl_command_end'), ('pgrole_on_drop', 'sql_drop'))
     ) AS armed,
     current_setting('max_prepared_transactions')::int AS max_prepared_transactions,
-    -- since 17: no event trigger fires in this session
-    coalesce(current_setting('event_triggers', true) = 'off', false) AS spared,
+    -- since 17: no event trigger fires in this session now, nor after the server's configuration is loaded again
+    coalesce(current_setting('event_triggers', true) = 'off', false) AS silent,
+    EXISTS (
+        SELECT FROM pg_catalog.pg_settings AS s
+        WHERE s.name = 'event_triggers' AND s.setting = 'off' AND s.source <> 'configuration file'
+    ) AS spared,
     ARRAY(
         SELECT textsend(format('%I', t.evtname))
         FROM event_trigger AS t

@@ -1,6 +1,7 @@
 -- Would DDL in this session run an event trigger of a role that is neither a superuser nor the one that logged in? One row.
+-- Since PostgreSQL 17, no event trigger runs while event_triggers is off.
 -- As sql/inspect/database_installation.sql.
-SELECT EXISTS (
+SELECT coalesce(current_setting('event_triggers', true), 'on') <> 'off' AND EXISTS (
     SELECT
     FROM pg_catalog.pg_event_trigger AS t
     JOIN pg_catalog.pg_proc AS p ON p.oid = t.evtfoid

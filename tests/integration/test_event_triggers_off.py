@@ -7,6 +7,7 @@ import pytest
 from pgrole_controller.controller.privileges.database_worker import DatabaseWorker
 from pgrole_controller.core.server_options import DatabaseMode
 from pgrole_controller.local.process import reached
+from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Endpoint, connect
 from pgrole_controller.postgres.diagnosis import read_event_trigger_facts
 from pgrole_controller.postgres.privileges import database_session
@@ -87,3 +88,42 @@ async def test_every_spelling_that_postgresql_accepts_is_understood(world: Datab
                 assert bool(found.switched_off) is expected, spelling
             finally:
                 await world.home.execute(statement.format("RESET event_triggers"))
+
+
+async def test_the_servers_configuration_protects_from_event_triggers_only_while_it_lasts(
+    world: DatabaseWorkerWorld,
+) -> None:
+    login = f"{world.role}_plain"
+    await world.home.execute(f"CREATE ROLE {login} LOGIN PASSWORD 'plain'")
+    await world.hand.execute(
+        "CREATE FUNCTION app.trap() RETURNS event_trigger LANGUAGE plpgsql AS 'BEGIN END';"
+        f"ALTER FUNCTION app.trap() OWNER TO {world.role};"
+        "CREATE EVENT TRIGGER trap ON ddl_command_end EXECUTE FUNCTION app.trap();"
+        f"GRANT USAGE ON SCHEMA pgrole TO {login}; GRANT SELECT ON ALL TABLES IN SCHEMA pgrole TO {login}"
+    )
+    try:
+        await world.home.execute("ALTER SYSTEM SET event_triggers = off")
+        await world.home.execute("SELECT pg_reload_conf()")
+        endpoint = Endpoint(world.server.dsn(login, world.database, "plain"))
+        async with connect(endpoint, "test") as connection:
+
+            async def is_off() -> bool:
+                return bool(await connection.fetchval("SELECT current_setting('event_triggers') = 'off'"))
+
+            async def is_on() -> bool:
+                return not await is_off()
+
+            assert await reached(is_off, DEADLINE)
+            found = await inspect_database(connection)
+            assert found.foreign_event_triggers == ("trap",)
+            assert (found.silent, found.spared, found.endangered) == (True, False, False)
+            assert await connection.fetchval(queries.privileges("foreign_triggers")) is False
+            await world.home.execute("ALTER SYSTEM RESET event_triggers")
+            await world.home.execute("SELECT pg_reload_conf()")
+            assert await reached(is_on, DEADLINE)
+            assert await connection.fetchval(queries.privileges("foreign_triggers")) is True
+            assert (await inspect_database(connection)).endangered
+    finally:
+        await world.home.execute("ALTER SYSTEM RESET event_triggers")
+        await world.home.execute("SELECT pg_reload_conf()")
+        await world.hand.execute(f"DROP EVENT TRIGGER trap; DROP OWNED BY {login}; DROP ROLE {login}")

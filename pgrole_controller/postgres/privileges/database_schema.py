@@ -48,7 +48,8 @@ class DatabaseInstallation:
       sessions, with the remedy, for people.
     - `foreign_parts`: parts of the schema that an untrusted role owns, for people; nothing in it may be called.
     - `foreign_event_triggers`: enabled ones (quoted, at most 5) whose owner, or whose function's owner, is neither a
-      superuser nor the controller's role. `spared`: none fires in this session.
+      superuser nor the controller's role. `silent`: none fires in this session now. `spared`: nor does one after the
+      server's configuration is loaded again.
     - `max_prepared_transactions`: unless it is 0, events send no notification.
     - `others_may_create`: call the guard (sql/inspect/guard.sql) before anything in the schema is called.
     - `publications`: those that keep the controller from adding tables to the schema (`schema.find_publications`).
@@ -63,6 +64,7 @@ class DatabaseInstallation:
     armed: bool
     foreign_parts: str
     foreign_event_triggers: tuple[str, ...]
+    silent: bool
     spared: bool
     max_prepared_transactions: int
     others_may_create: bool
@@ -86,7 +88,7 @@ class DatabaseInstallation:
     @property
     def endangered(self) -> bool:
         """Whether DDL in this session would run code of a role that is not trusted."""
-        return bool(self.foreign_event_triggers) and not self.spared
+        return bool(self.foreign_event_triggers) and not self.silent
 
     @property
     def danger(self) -> str:
@@ -131,6 +133,7 @@ async def inspect_database(connection: Connection) -> DatabaseInstallation:
             foreign_event_triggers=tuple(
                 name.decode(errors="replace") for name in row.some("foreign_event_triggers", bytes)
             ),
+            silent=row.get("silent", bool),
             spared=row.get("spared", bool),
             max_prepared_transactions=row.get("max_prepared_transactions", int),
             others_may_create=parts.get("others_may_create", bool),
