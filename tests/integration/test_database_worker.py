@@ -1121,6 +1121,28 @@ async def test_a_drop_causes_a_full_read_only_if_a_declaration_may_now_wait_for_
         await world.wait(lambda result: result.error is not None and "app.items" in result.error.message)
 
 
+@pytest.mark.parametrize("change", ["RENAME TO renamed", "SET SCHEMA elsewhere"])
+async def test_after_a_rename_a_declaration_that_names_the_object_waits_for_it(
+    world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    monkeypatch.setattr(UnexplainedWrites, "ask", find_nothing)
+    await world.hand.execute("CREATE SCHEMA elsewhere; CREATE TABLE app.first (id int)")
+    items = ObjectPrivileges(ObjectKind.TABLE, "app", ("items",), frozenset({"SELECT"}))
+    plain = world.declare(READ)
+    async with world.working():
+        await world.wait_settled()
+        scopes = note_scopes(monkeypatch)
+        await world.hand.execute(f"ALTER TABLE app.first {change}; CREATE TABLE app.later (id int)")
+        await world.wait_may("SELECT", "app.later")
+        assert Scope.FULL not in scopes
+        world.grantees.publish(
+            SERVER, replace(plain, declared={world.database: DatabasePrivileges(world.database, objects=(items,))})
+        )
+        await world.wait_settled()
+        await world.hand.execute(f"ALTER TABLE app.items {change.replace('renamed', 'other')}")
+        await world.wait(lambda result: result.error is not None and "app.items" in result.error.message)
+
+
 async def test_a_waiting_role_causes_no_full_read_for_unrelated_changes(
     world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -53,6 +53,7 @@ class PrivilegeMemory:
     _size: int = 0  # number of objects that were known after the last complete read
     _new: dict[ObjectId, int] = field(default_factory=dict)  # as in NewObjects
     _reads: int = 0  # number of reads so far
+    _replaced: bool = False  # a known object was identified otherwise by a read of some objects
     _meanwhile: dict[ObjectId, int] | None = None  # noted since a complete read began; None: outside of one
     _columns_meanwhile: frozenset[int] = frozenset()
 
@@ -193,6 +194,7 @@ class PrivilegeMemory:
             self._known, self._size = found if complete else None, len(found)
             return NewObjects(None, self._reads)
         self._new |= {oid: self._reads for oid, name in found.items() if self._known.get(oid) != name}
+        self._replaced |= not complete and any(self._known.get(oid, name) != name for oid, name in found.items())
         if complete:
             self._known = found
             self._new = {oid: read for oid, read in self._new.items() if oid in found}
@@ -206,6 +208,13 @@ class PrivilegeMemory:
             if role is not None and role.missed is not None:
                 role.missed = frozenset((role.missed | new.later_than(role.granted_in_read)) & self._known.keys())
         return new
+
+    def take_replaced(self) -> bool:
+        """Whether a read of some objects since the last call found a known one with another name, schema or owner: a
+        declaration that names it may wait for it now.
+        """
+        replaced, self._replaced = self._replaced, False
+        return replaced
 
     @property
     def is_full(self) -> bool:

@@ -38,7 +38,7 @@ from pgrole_controller.controller.privileges.privilege_records import (
     RECORD_SECONDS,
     RoundRecords,
 )
-from pgrole_controller.controller.privileges.privilege_screening import RoundScreening
+from pgrole_controller.controller.privileges.privilege_screening import RoundScreening, find_dependent
 from pgrole_controller.controller.privileges.role_memory import AppliedState
 from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core.contest import Moment
@@ -144,6 +144,8 @@ class PrivilegeReconcile:
                 to_read = where_changed(some)
             read = await self._read([one.grantee for one in some], to_read)
         if not complete:
+            if self._memory.take_replaced():
+                unclear |= find_dependent(grantees, self._session.database)
             # What was awaited is no longer: a complete read stores that.
             unclear |= {
                 one.grantee.key

@@ -23,8 +23,10 @@ from pgrole_controller.postgres.privileges.database_session import DatabaseSessi
 from pgrole_controller.postgres.privileges.ddl_events import SCHEMA
 
 
-def find_dependent(grantees: Iterable[Grantee], database: str, dropped: Collection[str]) -> frozenset[Key]:
-    """Returns the roles that may declare something which exists no longer. `dropped`: as in PrivilegeRead."""
+def find_dependent(grantees: Iterable[Grantee], database: str, dropped: Collection[str] = ()) -> frozenset[Key]:
+    """Returns the roles that may declare something which exists no longer, under its name. `dropped`: as in
+    PrivilegeRead.
+    """
     found = set[Key]()
     for one in grantees:
         declared = one.declared.get(database)
