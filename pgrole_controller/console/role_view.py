@@ -133,6 +133,10 @@ def _rows(found: Mapping[str, Any], summary: RoleSummary, passwords: bool | None
     spec = read_map(found, "spec")
     ignored = read_texts(spec, "drift", "ignore", most=64)
     differing = _find_differing(found) if summary.state is ObjectState.DRIFT else frozenset[str]()
+    values = {
+        read_text(each, "name", most=256): read_text(each, "observed")
+        for each in read_maps(found, "status", "approval", "fields", most=64)
+    }
     known = is_current(found) and differing is not None
     absent = differing is not None and "role" in differing  # or another role has its name
     for name, declared, is_default, managed in _declared(spec):
@@ -141,7 +145,8 @@ def _rows(found: Mapping[str, Any], summary: RoleSummary, passwords: bool | None
         if not managed:
             fit, observed = "unmanaged", "not managed"
         elif known and differing and name in differing:
-            fit, observed = "drift", "differs, and is left as it is"
+            value = values.get(name)
+            fit, observed = "drift", f"differs, and is left as it is{f': {value}' if value else ''}"
         elif name in ignored:
             fit, observed = "ignored", "left to others (drift.ignore)"
         elif not known or absent or summary.state not in (ObjectState.READY, ObjectState.DRIFT):

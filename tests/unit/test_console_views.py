@@ -661,6 +661,14 @@ def test_no_field_of_a_role_that_is_missing_or_was_replaced_is_confirmed() -> No
     assert set(replaced.values()) == {"not confirmed"}
 
 
+def test_a_reported_field_has_the_value_that_was_observed() -> None:
+    message = of_read_back(Plan("app", reported=("connectionLimit", "memberOf"))).message
+    fields = [{"name": "connectionLimit", "declared": "5", "observed": "77"}, {"name": "memberOf"}, {"name": 7}, "x"]
+    seen = observe(message, approval={"fields": fields})
+    assert seen["connectionLimit"] == "differs, and is left as it is: 77"
+    assert seen["memberOf"] == "differs, and is left as it is"
+
+
 def test_no_field_is_marked_where_the_message_names_something_else() -> None:
     seen = observe(of_read_back(Plan("app", reported=("login", "a field of a later release"))).message)
     assert set(seen.values()) == {"not confirmed"}
