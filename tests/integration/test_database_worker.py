@@ -1143,6 +1143,24 @@ async def test_after_a_rename_a_declaration_that_names_the_object_waits_for_it(
         await world.wait(lambda result: result.error is not None and "app.items" in result.error.message)
 
 
+@pytest.mark.parametrize("change", ["RENAME TO renamed", "OWNER TO pg_database_owner", "SET SCHEMA elsewhere"])
+async def test_what_is_reported_as_revoked_stays_so_if_the_object_is_renamed_or_gets_another_owner(
+    world: DatabaseWorkerWorld, change: str
+) -> None:
+    await world.hand.execute("CREATE SCHEMA elsewhere")
+    world.declare(READ, SchemaAccess("elsewhere", READ.access), report_only=True)
+    oid = await world.hand.fetchval("SELECT 'app.items'::regclass::oid")
+    async with world.working():
+        await world.wait_settled()
+        await world.hand.execute(f"REVOKE SELECT ON app.items FROM {world.role}")
+        await world.wait(lambda result: any("app.items was revoked" in one for one in result.reported))
+        await world.hand.execute(f"ALTER TABLE app.items {change}; CREATE TABLE app.later (id int)")
+        await world.wait_may("SELECT", "app.later")
+        await world.wait(lambda result: any("was revoked" in one for one in result.reported))
+        query = "SELECT has_table_privilege($1::name, $2::oid, 'SELECT')"
+        assert not await world.hand.fetchval(query, world.role, oid)
+
+
 async def test_a_waiting_role_causes_no_full_read_for_unrelated_changes(
     world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:

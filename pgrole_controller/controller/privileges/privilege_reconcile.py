@@ -366,6 +366,7 @@ class PrivilegeReconcile:
             role, decision = one.role, one.decision
             self._announce_reported(one)
             role.pending, role.reported = decision.pending, phrases(decision.reported)
+            role.left_off = frozenset(each.object.id for each in decision.reported if each.object and not each.held)
             role.declarable = any(difference.declarable for difference in decision.reported)
             role.confirmed = decision.confirmed
         return build_result(one, self._session.database, complete=complete, last=previous)

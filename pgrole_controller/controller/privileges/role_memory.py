@@ -50,7 +50,8 @@ class NewObjects:
 class RoleMemory:
     """What is known of one role. `generation`: of the spec. `contests`: by the role in whose name privileges are
     granted (`PrivilegeDifference.granted_by`), so that a role that keeps reverting repairs delays no other repair.
-    `pending`, `reported`, `declarable` (some of `reported` is), `confirmed`: from the last complete read. `failure`:
+    `pending`, `reported`, `left_off` (objects on which a privilege was revoked, which is reported and left),
+    `declarable` (some of `reported` is), `confirmed`: from the last complete read. `failure`:
     the last other error, until a complete read ends without one. `obstacle`: the last contest or failure, and the
     number of the read that met it. `announced`: drift that was, and is left as it is; None: not known, as
     before the first complete read. `last_drifts`: as in PrivilegeResult. `offer`: what can be approved.
@@ -72,6 +73,7 @@ class RoleMemory:
     contests: dict[str, FieldContest] = field(default_factory=dict)
     pending: tuple[PgRoleError, ...] = ()
     reported: tuple[str, ...] = ()
+    left_off: frozenset[ObjectId] = frozenset()
     declarable: bool = True
     confirmed: bool = False
     failure: PgRoleError | None = None
@@ -107,10 +109,12 @@ class RoleMemory:
             self.noted = {one: found for one, found in self.noted.items() if one in left or found[1] > last}
 
     def select_new(self, objects: NewObjects) -> frozenset[ObjectId] | None:
-        """Returns those that are new to this role. None: not known."""
+        """Returns those that are new to this role. None: not known. What is reported stays so if its object is renamed,
+        or gets another owner.
+        """
         if self.missed is None or not objects.is_known:
             return None
-        return objects.later_than(self.granted_in_read) | self.missed
+        return (objects.later_than(self.granted_in_read) | self.missed) - self.left_off
 
     def is_declared_by(self, grantee: Grantee, database: str) -> bool:
         """Whether it declares what is known already. The digest of an applied declaration also changes when the claim
@@ -126,6 +130,7 @@ class RoleMemory:
             self.generation, self.contests = grantee.generation, {}
         if not same:
             self.pending, self.reported, self.offer, self.failure = (), (), None, None
+            self.left_off = frozenset()
         if self.digest != digest:
             self.digest, self.confirmed = digest, False
 
