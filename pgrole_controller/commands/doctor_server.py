@@ -180,7 +180,8 @@ class ServerChecks:
             return
         if not self.databases:
             self._add("event triggers", FindingState.OK, "no PgRole declares privileges in a database")
-        failed = FindingState.UNKNOWN if self.role is None else FindingState.PROBLEM
+        unknown = self.role is None or self.role.only_looks
+        failed = FindingState.UNKNOWN if unknown else FindingState.PROBLEM
         for name in self.databases[:MOST_DATABASES]:
             ask = partial(self._ask_event_triggers, name)
             await self.checks.run(f'event triggers of "{name}"', ask, failed=failed)

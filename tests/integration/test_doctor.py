@@ -340,6 +340,22 @@ async def test_a_database_that_the_controller_may_not_enter_or_use_is_a_problem_
         assert (await install_database(connection, allowed=True)).notifies
 
 
+async def test_a_login_for_reading_gets_no_problem_and_no_statement_that_lets_it_write(patient: Patient) -> None:
+    admin, login = patient.admin, quoted(patient.login)
+    await admin.execute(f"GRANT pg_monitor TO {login}; CREATE SCHEMA pgrole; {queries.install_database()}")
+    await admin.execute(queries.install_event_triggers())
+    here = patient.server.dsn(patient.login, password="x")
+    for connects in (True, False):
+        if not connects:
+            await admin.execute(f"REVOKE CONNECT ON DATABASE {quoted(patient.database)} FROM PUBLIC")
+        for config in (of_dsn(here), of_pgserver(here)):
+            found = await check_server(config, None, (patient.database,), None)
+            assert PROBLEM not in states(found)
+            assert not [remedy for one in found for remedy in one.remedies if "GRANT" in remedy.command]
+            (triggers,) = by_check(found)[f'event triggers of "{patient.database}"']
+            assert (triggers.state, triggers.remedies) == (UNKNOWN, ())
+
+
 async def test_the_cluster_id_of_the_environment_tells_own_claims_from_those_of_others(
     patient: Patient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,6 +43,7 @@ SERVER = ServerFacts(
     settings={"shared_preload_libraries": "", "log_destination": "stderr", "logging_collector": "off"},
 )
 ROLE = RoleFacts("ctl", createrole=True, creates=True, owns=True, sees_versions=True, monitors=True)
+READER = RoleFacts("reader", monitors=True)
 SCHEMA = SchemaFacts("ctl", 4, keeps_history=True, home=True, recorded=True)
 
 
@@ -185,6 +186,8 @@ def test_a_controller_that_may_not_install_is_not_expected_to(
         (SERVER, replace(ROLE, superuser=True), 92, WARNING),
         (SERVER, replace(ROLE, superuser=True), 93, PROBLEM),
         (replace(SERVER, database_limit=2), ROLE, 10, PROBLEM),
+        (replace(SERVER, database_limit=2), READER, 10, WARNING),
+        (SERVER, replace(READER, connection_limit=2), 10, OK),
     ],
 )
 def test_the_controller_needs_three_connections_and_one_for_each_database(
@@ -323,6 +326,31 @@ def test_event_triggers_that_do_not_fire_are_told_with_the_remedy() -> None:
         "s", none, superuser, may_install=True, detection=DatabaseMode.RESYNC
     )
     assert (finding.state, finding.text) == (OK, "not used: detection in databases is Resync")
+
+
+@pytest.mark.parametrize("detection", [None, DatabaseMode.AUTO])
+@pytest.mark.parametrize(
+    "triggers",
+    [
+        EventTriggerFacts("orders", 0),
+        EventTriggerFacts("orders", 2, uses=False),
+        EventTriggerFacts("orders", 2, others=("x",)),
+    ],
+)
+def test_what_a_login_for_reading_may_not_do_is_no_problem_of_the_controller(
+    triggers: EventTriggerFacts, detection: DatabaseMode | None
+) -> None:
+    judged = schema_findings.judge_event_triggers("s", triggers, READER, may_install=True, detection=detection)
+    if triggers.installed or detection is not None:
+        (finding,) = judged
+        assert (finding.state, finding.remedies) == (UNKNOWN, ())
+        assert "depends on the controller's role: name it with --login" in finding.text
+    judged += schema_findings.judge_schema("s", SchemaFacts(None), READER, "postgres", 4, may_install=True)
+    settings = {**SERVER.settings, "log_destination": "jsonlog", "logging_collector": "on", "log_statement": "ddl"}
+    logs = replace(SERVER, settings=settings)
+    judged += attribution_findings.judge_attribution("s", logs, READER, AuditSource.STATEMENTS)
+    assert PROBLEM not in {one.state for one in judged}
+    assert commands(judged) == []
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,10 @@ def _judge_log(
         text = f"auditLog is Statements, but lc_messages is {language[:40]}: translated lines are not recognised"
         remedies = alter_system(facts, "lc_messages", "'C'", reload=True)
         findings.append(Finding(area, check, WARNING, text, remedies))
-    if not role.superuser and not role.reads_logs:
+    if role.only_looks and not role.reads_logs:
+        text = "whether the log may be read depends on the controller's role: name it with --login"
+        findings.append(Finding(area, check, UNKNOWN, text))
+    elif not role.superuser and not role.reads_logs:
         remedies = (
             *sql("GRANT pg_monitor TO {}", role.name),
             *sql(

@@ -17,6 +17,7 @@ from pgrole_controller.core.server_options import DatabaseMode, HistoryConfig
 
 OK, WARNING, PROBLEM, UNKNOWN = FindingState.OK, FindingState.WARNING, FindingState.PROBLEM, FindingState.UNKNOWN
 
+_ON_ITS_ROLE = "depends on the controller's role: name it with --login"
 _INSTALL = shell('pgrole-controller sql | psql -v ON_ERROR_STOP=1 "$ADMIN_DSN"')
 _INTO_DATABASE = 'psql -v ON_ERROR_STOP=1 "$ADMIN_DSN_OF_THIS_DATABASE"'
 _INSTALL_DATABASE = shell(f"pgrole-controller sql --database | {_INTO_DATABASE}")
@@ -41,10 +42,11 @@ def judge_schema(
             return [Finding(area, "schema pgrole", WARNING, text, _INSTALL)]
         if role.superuser or role.creates:
             return [Finding(area, "schema pgrole", OK, f"{text}; the controller may create it")]
+        if role.only_looks:
+            return [Finding(area, "schema pgrole", UNKNOWN, f"{text}; whether it may be created {_ON_ITS_ROLE}")]
         remedy = sql("GRANT CREATE ON DATABASE {} TO {}", database, role.name)
         return [Finding(area, "schema pgrole", WARNING, f"{text}, and the controller may not create it", remedy)]
-    only_looks = not (role.superuser or role.createrole) and role.monitors
-    if schema.foreign_parts and not only_looks:
+    if schema.foreign_parts and not role.only_looks:
         text = f"roles that are not trusted own parts of it, and the controller calls nothing: {schema.foreign_parts}"
         remedy = sql("DROP SCHEMA pgrole CASCADE", database=database)
         return [Finding(area, "schema pgrole", PROBLEM, f"{text}. Inspect it before you drop it", remedy)]
@@ -92,8 +94,8 @@ def judge_detection(
 ) -> list[Finding]:
     """Which mode Auto chooses, and why not a better one."""
     check, may_watch = "detection", "Auto chooses Watch"
-    if not (role.superuser or role.createrole) and role.monitors:
-        return [Finding(area, check, UNKNOWN, "it depends on the controller's role: name it with --login")]
+    if role.only_looks:
+        return [Finding(area, check, UNKNOWN, f"it {_ON_ITS_ROLE}")]
     present = schema.owner is not None
     if not present and schema.publications:
         text = f"Auto chooses Poll, with claims in status: {_publishes(schema.publications)}"
@@ -148,6 +150,9 @@ def _event_triggers_of(database: str) -> str:
 def _judge_access(area: str, triggers: EventTriggerFacts, role: RoleFacts) -> list[Finding]:
     """What keeps the controller from managing privileges there; `judge_detection` judges its schema at home."""
     check, database, findings = _event_triggers_of(triggers.database), triggers.database, []
+    if role.only_looks:
+        text = f"whether schema pgrole, which a superuser installed, may be used {_ON_ITS_ROLE}"
+        return [] if triggers.uses or triggers.home else [Finding(area, check, UNKNOWN, text)]
     if not triggers.connects:
         remedy = sql("GRANT CONNECT ON DATABASE {} TO {}", database, role.name)
         findings.append(Finding(area, check, PROBLEM, f'role "{role.name}" may not connect to the database', remedy))
@@ -177,7 +182,10 @@ def judge_event_triggers(
         remedy = sql("ALTER DATABASE {} SET event_triggers = on", database)
         text = "event_triggers is off for the database or for all roles: privileges are polled"
         findings.append(Finding(area, check, WARNING, text, remedy))
-    if triggers.others:
+    if triggers.others and role.only_looks:
+        text = f"whether these event triggers are trusted {_ON_ITS_ROLE}: {', '.join(triggers.others)}"
+        findings.append(Finding(area, check, UNKNOWN, text))
+    elif triggers.others:
         remedies = tuple(
             one for name in triggers.others for one in sql("ALTER EVENT TRIGGER {} DISABLE", name, database=database)
         )
@@ -202,6 +210,8 @@ def _judge_missing_event_triggers(
     if may_install and (role.superuser or role.administers):
         text = "not installed; the controller installs them when a PgRole declares privileges there"
         return Finding(area, check, OK, text, _INSTALL_DATABASE)
+    if role.only_looks:
+        return Finding(area, check, UNKNOWN, f"not installed; whether the controller may create them {_ON_ITS_ROLE}")
     text = "not installed, and the controller may not create them: privileges are polled"
     if not triggers.plainly_owned:
         return Finding(area, check, WARNING, text, _INSTALL_DATABASE)

@@ -53,6 +53,11 @@ class RoleFacts:
     reads_logs: bool = False
     administers: bool = False
 
+    @property
+    def only_looks(self) -> bool:
+        """A login for reading, which is not the controller's: what it lacks says nothing of the controller."""
+        return self.monitors and not (self.superuser or self.createrole)
+
 
 @dataclass(frozen=True, slots=True)
 class SchemaFacts:

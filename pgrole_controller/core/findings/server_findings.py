@@ -75,7 +75,7 @@ def judge_encryption(area: str, facts: ServerFacts, sslmode: str, now: datetime)
 def judge_rights(area: str, role: RoleFacts) -> list[Finding]:
     """Whether the role may change roles, log in and read what others do."""
     name = f'role "{role.name}"'
-    if not role.superuser and not role.createrole and role.monitors:
+    if role.only_looks:
         text = f"{name} can only read (pg_monitor): name the controller's role with --login, or use its credentials"
         return [Finding(area, "privileges", UNKNOWN, text)]
     findings = [
@@ -124,16 +124,15 @@ def judge_connections(
         findings.append(Finding(area, check, WARNING if sessions.role else PROBLEM, text, remedy))
     elif free < _SPARE * facts.max_connections:
         findings.append(Finding(area, check, WARNING, f"{used}: few are free"))
-    if not role.superuser and 0 <= role.connection_limit < needed:
+    if not (role.superuser or role.only_looks) and 0 <= role.connection_limit < needed:
         text = f'role "{role.name}" may have {role.connection_limit} connections, and the controller needs {needed}'
         findings.append(Finding(area, check, PROBLEM, text, sql("ALTER ROLE {} CONNECTION LIMIT -1", role.name)))
     if not role.superuser and 0 <= facts.database_limit < _SESSIONS:
+        state = WARNING if role.only_looks else PROBLEM  # it does not hold for a controller that is a superuser
         text = (
             f'database "{facts.database}" allows {facts.database_limit} connections; the controller needs {_SESSIONS}'
         )
-        findings.append(
-            Finding(area, check, PROBLEM, text, sql("ALTER DATABASE {} CONNECTION LIMIT -1", facts.database))
-        )
+        findings.append(Finding(area, check, state, text, sql("ALTER DATABASE {} CONNECTION LIMIT -1", facts.database)))
     return findings or [Finding(area, check, OK, f"{used}; the controller needs {needed}")]
 
 
