@@ -20,6 +20,7 @@ from pgrole_controller.core.names import count_things
 from pgrole_controller.ending import DONE, FAILED, escape_unencodable, make_printable, print_error
 from pgrole_controller.postgres.claims import (
     ClaimedRoleState,
+    ClaimsElsewhere,
     ListedClaim,
     Selection,
     claims_of,
@@ -114,7 +115,7 @@ def _hint(error: PgRoleError) -> str:
     """What the author of PGROLE_DSN can do; the message is written for the administrator of a controller."""
     if is_lacking(error) or is_lacking(error.__cause__):
         return f". Better set {DSN.variable} to the controller's login: these privileges allow changes to all claims"
-    if is_without_schema(error):
+    if is_without_schema(error) or isinstance(error, ClaimsElsewhere):
         return f". Set {DSN.variable} to the home database, spec.connection.database of the PgServer"
     return ""
 

@@ -47,6 +47,10 @@ CLAIMS_UNSAFE = _CLAIMS_UNSEEN.format(
     "the owner of table pgrole.claim could run code as the login",
     "connect as the controller's role, or as a login that is not a superuser and may read the table",
 )
+CLAIMLESS = (
+    "schema pgrole has no claims in this database, so it is not the controller's home database: every role counts as "
+    "never managed. Connect to the home database, spec.connection.database of the PgServer"
+)
 
 
 def describe_changes(

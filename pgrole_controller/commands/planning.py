@@ -21,7 +21,7 @@ from pgrole_controller.commands.plan_privileges import (
     compare_adoptees,
     plan_privileges,
 )
-from pgrole_controller.commands.plan_words import CLAIMS_UNREADABLE, CLAIMS_UNSAFE
+from pgrole_controller.commands.plan_words import CLAIMLESS, CLAIMS_UNREADABLE, CLAIMS_UNSAFE
 from pgrole_controller.commands.server_reading import reading
 from pgrole_controller.controller.objects import RIVALS, Target
 from pgrole_controller.controller.observation import read_observed, server_of_session
@@ -132,6 +132,8 @@ class _ServerPlan:
         self._notes[words] = None
 
     def _note_unseen(self, subjects: Sequence[Subject]) -> None:
+        if self._view.claimless:
+            self._note(CLAIMLESS)
         if self._view.claims_unseen:
             self._note(CLAIMS_UNSAFE if self._view.claims_unsafe else CLAIMS_UNREADABLE)
         elif any(not one.cluster_read for one in subjects):

@@ -15,13 +15,14 @@ import anyio
 
 from pgrole_controller import resources
 from pgrole_controller.core.claim import Claim, Owner
-from pgrole_controller.core.errors import PgRoleError, Reason, Transient
+from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient
 from pgrole_controller.core.ownership import ANY_NAMESPACE
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.capabilities import explaining, identify
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.errors import translate_errors
-from pgrole_controller.postgres.rows import Row, fetch
+from pgrole_controller.postgres.rows import Row, fetch, fetch_row
+from pgrole_controller.postgres.schema import check_connected_home
 
 #: Time limit of one command in seconds, lock waits included.
 CHANGE_SECONDS = 30.0
@@ -75,12 +76,28 @@ class ChangedMeanwhile(PgRoleError):
     """The claims are not those that were shown; nothing was changed."""
 
 
+class ClaimsElsewhere(Refused):
+    """Schema pgrole is that of a database other than the home."""
+
+
 @asynccontextmanager
 async def claims_of(endpoint: Endpoint) -> AsyncIterator[Connection]:
-    """A connection to the home database. Raises PgRoleError, which names the GRANT if a privilege is missing."""
+    """A connection to the home database. Raises PgRoleError, which names the GRANT if a privilege is missing, and
+    ClaimsElsewhere if the database has no claims.
+    """
     async with connect(replace(endpoint, volume=_VOLUME), "claims") as connection, explaining(connection):
         await identify(connection)
+        await _check_claims(connection)
         yield connection
+
+
+async def _check_claims(connection: Connection) -> None:
+    row = await fetch_row(connection, queries.inspect("own_table"), "claim")
+    if row.get("has_table", bool):
+        return  # also if another database is recorded: claims can be left here
+    await check_connected_home(connection)
+    if row.get("present", bool):
+        raise ClaimsElsewhere(Reason.SERVER_NOT_READY, "schema pgrole has no claims in this database")
 
 
 async def list_claims(connection: Connection, selection: Selection) -> list[ListedClaim]:

@@ -28,7 +28,7 @@ from pgrole_controller.postgres.privileges.acl_catalog import read_database
 from pgrole_controller.postgres.privileges.acl_rows import CATALOGS
 from pgrole_controller.postgres.privileges.stored_state import split_origin
 from pgrole_controller.postgres.rows import fetch
-from pgrole_controller.postgres.schema import SchemaState
+from pgrole_controller.postgres.schema import SchemaState, check_connected_home
 from pgrole_controller.postgres.session import Session
 from pgrole_controller.postgres.status_claims import StatusClaims
 from pgrole_controller.postgres.trusted_schema import find_table, savepoint
@@ -42,12 +42,14 @@ _PLANNED = "SET LOCAL enable_seqscan = on; SET LOCAL enable_hashjoin = on; SET L
 class PlanSession:
     """A session that only reads. `claims_unseen`: schema pgrole exists, but its claims cannot be read.
 
-    `claims_unsafe`: because their owner could run code as the login.
+    `claims_unsafe`: because their owner could run code as the login. `claimless`: the schema has none, as in databases
+    other than the home.
     """
 
     session: Session
     claims_unseen: bool
     claims_unsafe: bool
+    claimless: bool
 
     def of_cluster(self, cluster: str) -> Session:
         """The session for the objects of a cluster."""
@@ -96,10 +98,11 @@ class _NoClaims(StatusClaims):
 
 async def open_plan_session(connection: Connection) -> PlanSession:
     """`connection`: to the home database, in a READ ONLY transaction whose first statement this is. Raises PgRoleError,
-    also for a standby, and for a server that is too old.
+    also for a standby, for a server that is too old, and if another database is recorded as the home.
     """
     table = await find_table(connection, "claim")
     identity = await identify(connection)
+    await check_connected_home(connection)
     verifiers = queries.verifier_source(readable=identity.sees_passwords)
     claims: DatabaseClaims | StatusClaims
     if table.readable:
@@ -115,7 +118,10 @@ async def open_plan_session(connection: Connection) -> PlanSession:
         Detection(Mode.RESYNC, identity.sees_passwords, "Database" if table.present else "Status"),
     )
     return PlanSession(
-        session, claims_unseen=table.present and not table.readable, claims_unsafe=table.present and table.unsafe
+        session,
+        claims_unseen=table.present and not table.readable,
+        claims_unsafe=table.present and table.unsafe,
+        claimless=table.schema and not table.exists,
     )
 
 

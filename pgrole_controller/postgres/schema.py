@@ -61,6 +61,17 @@ def check_only(home: Home) -> None:
         )
 
 
+async def check_connected_home(connection: Connection) -> None:
+    """Raises Refused, with what the author of a command's DSN can do, if another database is recorded as the home."""
+    home = await read_home(connection)
+    if home.elsewhere:
+        raise Refused(
+            Reason.SERVER_NOT_READY,
+            f"the home database of this server, which has the claims, is {home.elsewhere[0]}, not {home.database}: "
+            f"connect to database {home.elsewhere[0]}",
+        )
+
+
 async def record_home(connection: Connection) -> None:
     """Records the connected database as the home, or logs once how a superuser can. Raises Refused for another home."""
     home = await read_home(connection)

@@ -80,11 +80,12 @@ async def _begin(connection: Connection) -> None:
 
 @dataclass(frozen=True, slots=True)
 class StoredTable:
-    """A table of schema pgrole. `present`: the schema exists. `readable`: the table exists and can be read safely.
+    """A table of schema pgrole. `schema`: that exists; `present`: with the claims, if it is asked for their table.
 
-    `exists`: the table does. `permitted`: the login may read it, be that safe or not.
+    `exists`: the table does. `permitted`: the login may read it. `readable`: it may, and that is safe.
     """
 
+    schema: bool
     present: bool
     exists: bool
     permitted: bool
@@ -165,6 +166,7 @@ async def _lock(connection: Connection, name: str) -> bool:
 async def _ask(connection: Connection, name: str, locked: bool) -> StoredTable:
     row = await fetch_row(connection, queries.inspect("own_table"), name)
     return StoredTable(
+        schema=row.get("present", bool),
         present=row.get("present", bool) and (row.get("has_table", bool) or name != "claim"),
         exists=row.get("has_table", bool),
         permitted=row.get("readable", bool),

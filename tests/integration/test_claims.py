@@ -20,6 +20,7 @@ from rich.cells import cell_len
 from pgrole_controller.claims import command
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.local.postgres import PostgresServer
+from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.claims import Selection, list_claims, release
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.schema import install
@@ -446,6 +447,30 @@ class TestFailure:
         assert answer.code == 1
         assert "schema pgrole" in answer.err
         assert "Set PGROLE_DSN to the home database" in answer.err
+
+    async def test_a_database_other_than_the_home_is_told_with_the_name_of_the_home(self, trial: ClaimsTrial) -> None:
+        """Whether the controller manages privileges there or not."""
+        await trial.home.execute("CREATE DATABASE managed")
+        dsn = trial.server.dsn(database="managed")
+        other = await asyncpg.connect(dsn)
+        try:
+            for more in ("SELECT", f"CREATE SCHEMA pgrole; {queries.install_database()}"):
+                await other.execute(more)
+                for words in (("list",), ("release", "--cluster", "lost", "--yes")):
+                    answer = await trial.run(*words, PGROLE_DSN=dsn)
+                    assert (answer.code, answer.out) == (1, "")
+                    assert "is postgres, not managed: connect to database postgres" in answer.err
+            await trial.home.execute("ALTER DATABASE postgres RESET pgrole.home")
+            answer = await trial.run("list", PGROLE_DSN=dsn)
+            assert (answer.code, "incomplete" in answer.err) == (1, False)
+            assert "schema pgrole has no claims in this database. Set PGROLE_DSN to the home database" in answer.err
+            await install(other)
+            await trial.home.execute("ALTER DATABASE postgres SET pgrole.home = 'on'")
+            assert (await trial.run("list", PGROLE_DSN=dsn)).code == 0, "claims of a second home can be listed"
+        finally:
+            await other.close()
+            await trial.home.execute("DROP DATABASE managed")
+            await trial.home.execute("ALTER DATABASE postgres SET pgrole.home = 'on'")
 
     async def test_a_schema_of_another_role_is_not_trusted_and_runs_no_code(self, trial: ClaimsTrial) -> None:
         await trial.home.execute("DROP SCHEMA pgrole CASCADE; CREATE ROLE mallory")

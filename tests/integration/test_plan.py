@@ -727,6 +727,41 @@ async def test_a_server_that_does_not_answer_fails_every_object(trial: PlanTrial
     assert report.objects[0].errors[0].reason == "ServerNotReady"
 
 
+async def test_a_dsn_of_another_database_than_the_recorded_home_fails_with_its_name(
+    trial: PlanTrial, place: Connection
+) -> None:
+    """Without the claims, every role would count as never managed."""
+    spec = {"name": trial.name("app")}
+    await place.execute(f"CREATE ROLE {spec['name']}")
+    await trial.claim(spec)
+    assert (await trial.plan_one(spec)).action is PlannedAction.NOTHING
+    elsewhere = trial.server.dsn(database=trial.prefix)
+    for more in ("SELECT", f"CREATE SCHEMA pgrole; {queries.install_database()}"):
+        await place.execute(more)
+        report = await trial.plan(spec, dsn=elsewhere)
+        (one,) = report.objects
+        assert (report.failed, one.action, one.changes) == (True, PlannedAction.FAIL, ())
+        assert one.errors[0].message == (
+            f"the home database of this server, which has the claims, is postgres, not {trial.prefix}: "
+            "connect to database postgres"
+        )
+
+
+async def test_a_database_whose_schema_has_no_claims_is_noted_where_no_home_is_recorded(
+    trial: PlanTrial, place: Connection
+) -> None:
+    await place.execute(f"CREATE SCHEMA pgrole; {queries.install_database()}")
+    await trial.home.execute("ALTER DATABASE postgres RESET pgrole.home")
+    try:
+        report = await trial.plan({"name": trial.name("app")}, dsn=trial.server.dsn(database=trial.prefix))
+    finally:
+        await trial.home.execute("ALTER DATABASE postgres SET pgrole.home = 'on'")
+    assert report.objects[0].action is PlannedAction.CREATE
+    (note,) = [note for note in report.notes if "schema pgrole" in note]
+    assert note.startswith("schema pgrole has no claims in this database, so it is not the controller's home database")
+    assert "Connect to the home database, spec.connection.database of the PgServer" in note
+
+
 @pytest.mark.parametrize(("output", "code"), [("text", 3), ("json", 3), ("sql", 3)], ids=["text", "json", "sql"])
 async def test_the_command_prints_every_format_and_exits_with_3_if_something_differs(
     trial: PlanTrial, tmp_path: Path, output: str, code: int
