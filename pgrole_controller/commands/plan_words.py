@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from pgrole_controller.commands.plan_model import PlannedChange, Sign
-from pgrole_controller.core.ddl import render_valid_until
+from pgrole_controller.core.ddl import render_valid_until, spell_identifier
 from pgrole_controller.core.diff import (
     Change,
     Create,
@@ -51,6 +51,20 @@ CLAIMLESS = (
     "schema pgrole has no claims in this database, so it is not the controller's home database: every role counts as "
     "never managed. Connect to the home database, spec.connection.database of the PgServer"
 )
+
+
+def describe_suspension(database: str, role: str, *, of_home: bool) -> str:
+    """A setting that suspends changes. Empty names: in any database, for any role. `of_home`: it holds in the home
+    database, too.
+    """
+    held = " in ".join([f'role "{role}"'] * bool(role) + [f'database "{database}"'] * bool(database)) or "all roles"
+    who = "if that is its role, the controller" if role else "the controller"
+    what = "nothing" if of_home else "no privileges there"
+    of = f"DATABASE {spell_identifier(database)}" if database else "ROLE ALL"
+    if role:
+        of = f"ROLE {spell_identifier(role)}{f' IN {of}' if database else ''}"
+    remedy = f"ALTER {of} RESET pgrole.suspend"
+    return f"pgrole.suspend is on for {held}: {who} changes {what} until a superuser runs {remedy}"
 
 
 def describe_changes(

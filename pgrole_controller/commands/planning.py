@@ -21,7 +21,7 @@ from pgrole_controller.commands.plan_privileges import (
     compare_adoptees,
     plan_privileges,
 )
-from pgrole_controller.commands.plan_words import CLAIMLESS, CLAIMS_UNREADABLE, CLAIMS_UNSAFE
+from pgrole_controller.commands.plan_words import CLAIMLESS, CLAIMS_UNREADABLE, CLAIMS_UNSAFE, describe_suspension
 from pgrole_controller.commands.server_reading import reading
 from pgrole_controller.controller.objects import RIVALS, Target
 from pgrole_controller.controller.observation import read_observed, server_of_session
@@ -40,7 +40,7 @@ from pgrole_controller.core.request import Key
 from pgrole_controller.core.simulation import SimulatedObject, simulate
 from pgrole_controller.core.state import Desired, Observed
 from pgrole_controller.postgres.connection import Endpoint
-from pgrole_controller.postgres.plan_reading import PlanSession, open_plan_session
+from pgrole_controller.postgres.plan_reading import PlanSession, open_plan_session, read_suspensions
 
 #: Objects of one read.
 _BATCH = 250
@@ -70,6 +70,7 @@ async def plan_server(
             plan.decide()
             await plan.compare_adoptees()
             await plan.add_privileges()
+            await plan.note_suspensions()
         return plan.report([one for one in subjects if asked is None or one.key in asked])
     except PgRoleError as error:
         return _failed(config, subjects, asked, error)
@@ -309,6 +310,17 @@ class _ServerPlan:
             if not _is_refused(plan):
                 found.setdefault(case.subject.key.namespace, set()).add(case.oid(plan))
         return {namespace: frozenset(oids) for namespace, oids in found.items()}
+
+    async def note_suspensions(self) -> None:
+        """Notes first that the controller would do none of this now. Raises PgRoleError."""
+        databases: set[str] = set()
+        for case in self._cases.values():
+            databases.update(case.desired.privileges or ())
+            if isinstance(case.observed, Observed) and case.observed.claim is not None:
+                databases.update(case.observed.claim.privileges)
+        found = await read_suspensions(self._view, databases)
+        notes = [describe_suspension(one.database, one.role, of_home=one.of_home) for one in found]
+        self._notes = {**dict.fromkeys(notes), **self._notes}
 
     def report(self, asked: Sequence[Subject]) -> PlanReport:
         conclusion = PlanConclusion(self._config.name, self._server, self._simulation)

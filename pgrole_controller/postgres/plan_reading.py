@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from pgrole_controller import resources
 from pgrole_controller.core.claim import Owner
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.core.privileges.acl import ObjectId
@@ -54,6 +55,16 @@ class PlanSession:
     def of_cluster(self, cluster: str) -> Session:
         """The session for the objects of a cluster."""
         return replace(self.session, cluster=cluster)
+
+
+class Suspension(NamedTuple):
+    """A setting that suspends changes. Empty names: in any database, for any role. `of_home`: it holds in the home
+    database.
+    """
+
+    database: str
+    role: str
+    of_home: bool
 
 
 class PassedOn(NamedTuple):
@@ -157,6 +168,20 @@ async def read_claiming_namespaces(plan_session: PlanSession, names: Collection[
         ClaimingNamespace(
             row.get("cluster", str), row.get("namespace", str), row.get("namespace_uid", str), row.get("claims", int)
         )
+        for row in rows
+    ]
+
+
+async def read_suspensions(plan_session: PlanSession, databases: Collection[str]) -> list[Suspension]:
+    """The settings that suspend changes in the home database and in these others. Raises PgRoleError."""
+    names = [name.encode(errors="surrogateescape") for name in sorted(databases)]
+    rows = await fetch(
+        plan_session.session._connection,  # noqa: SLF001 -- its own kind
+        resources.text("sql", "diagnosis", "suspensions.sql"),
+        names,
+    )
+    return [
+        Suspension(row.find_text("database") or "", row.find_text("role") or "", row.get("of_home", bool))
         for row in rows
     ]
 

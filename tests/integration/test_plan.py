@@ -762,6 +762,38 @@ async def test_a_database_whose_schema_has_no_claims_is_noted_where_no_home_is_r
     assert "Connect to the home database, spec.connection.database of the PgServer" in note
 
 
+async def test_a_note_tells_first_that_a_superuser_suspended_changes(trial: PlanTrial, place: Connection) -> None:
+    role, database, other = trial.name("ctl"), trial.prefix, trial.name("other")
+    await trial.home.execute(f"CREATE ROLE {role}")
+    await trial.home.execute(f"CREATE DATABASE {other}")
+    spec = {"name": trial.name("app"), "privileges": [{"database": database, "onDatabase": ["CONNECT"]}]}
+    settings = {
+        "ALTER DATABASE postgres": 'database "postgres": the controller changes nothing',
+        f"ALTER DATABASE {database}": f'database "{database}": the controller changes no privileges there',
+        "ALTER ROLE ALL": "all roles: the controller changes nothing",
+        f"ALTER ROLE {role}": f'role "{role}": if that is its role, the controller changes nothing',
+        f"ALTER ROLE {role} IN DATABASE {database}": (
+            f'role "{role}" in database "{database}": if that is its role, the controller changes no privileges there'
+        ),
+        f"ALTER DATABASE {other}": "",
+    }
+    for statement, told in settings.items():
+        await trial.home.execute(f"{statement} SET pgrole.suspend = on")
+        try:
+            report = await trial.plan(spec)
+            notes = [note for note in report.notes if "pgrole.suspend" in note]
+            assert report.objects[0].action is PlannedAction.CREATE
+            assert [note.partition(" until a superuser runs ")[0] for note in notes] == (
+                [f"pgrole.suspend is on for {told}"] if told else []
+            )
+            for note in notes:
+                assert note == report.notes[0]
+                await trial.home.execute(note.partition(" until a superuser runs ")[2])
+            assert not [note for note in (await trial.plan(spec)).notes if "pgrole.suspend" in note]
+        finally:
+            await trial.home.execute(f"{statement} RESET pgrole.suspend")
+
+
 @pytest.mark.parametrize(("output", "code"), [("text", 3), ("json", 3), ("sql", 3)], ids=["text", "json", "sql"])
 async def test_the_command_prints_every_format_and_exits_with_3_if_something_differs(
     trial: PlanTrial, tmp_path: Path, output: str, code: int
