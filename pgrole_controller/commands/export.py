@@ -202,7 +202,9 @@ class _Exporter:
         )
 
     def _choose_databases(self, listed: Sequence[ListedDatabase]) -> list[str]:
-        """Returns the databases to read. A named one that cannot be read is an error; any other causes a warning."""
+        """Returns the databases to read. A named one that cannot be read is an error; any other causes a warning,
+        except a template that admits no one, such as template0.
+        """
         named = self._options.databases
         by_name = {one.name: one for one in listed}
         chosen: list[str] = []
@@ -212,7 +214,7 @@ class _Exporter:
                 chosen.append(name)
             elif found is None:
                 self._export.errors.append(f'database "{name}" does not exist')
-            elif named is not None or found.allows_connections:
+            elif named is not None or found.allows_connections or not found.template:
                 why = "no role may connect to it"
                 if found.allows_connections:
                     why = "this login may not connect to it: GRANT CONNECT"

@@ -31,11 +31,14 @@ class NamedRole:
 
 @dataclass(frozen=True, slots=True)
 class ListedDatabase:
-    """A database. `connectable`: this session's role may connect to it. `allows_connections`: someone may."""
+    """A database. `connectable`: this session's role may connect to it. `allows_connections`: someone may. `template`:
+    CREATE DATABASE may copy it.
+    """
 
     name: str
     connectable: bool
     allows_connections: bool
+    template: bool
 
 
 async def read_role_names(connection: Connection) -> list[NamedRole]:
@@ -48,7 +51,12 @@ async def read_databases(connection: Connection) -> list[ListedDatabase]:
     """All databases, by name. Raises PgRoleError."""
     rows = await fetch(connection, queries.inspect("every_database"))
     return [
-        ListedDatabase(row.text("name"), row.get("connectable", bool), row.get("allows_connections", bool))
+        ListedDatabase(
+            row.text("name"),
+            row.get("connectable", bool),
+            row.get("allows_connections", bool),
+            row.get("template", bool),
+        )
         for row in rows
     ]
 

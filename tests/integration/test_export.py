@@ -230,6 +230,20 @@ async def test_an_unreadable_database_is_a_warning_and_an_error_if_it_was_named(
     assert named.errors == [text, 'database "missing" does not exist']
 
 
+async def test_a_database_that_admits_no_one_is_named_unless_it_is_a_template(made: ObservedServer) -> None:
+    async with superuser(made.server) as connection:
+        await connection.execute("CREATE DATABASE closed ALLOW_CONNECTIONS false")
+        try:
+            exported = await export_from(made.dsn)
+        finally:
+            await connection.execute("DROP DATABASE closed")
+    text = 'privileges in database "closed" are left out: no role may connect to it'
+    assert exported.errors == []
+    assert text in exported.warnings
+    assert text in exported.remarks
+    assert "template0" not in "".join(exported.warnings + exported.remarks)
+
+
 async def test_export_writes_one_file_per_role_and_reports_stale_ones(
     made: ObservedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
