@@ -141,8 +141,11 @@ async def check_unchanged(server: PostgresServer, objects: Sequence[ExportedObje
         listed = frozenset(desired.privileges or ())  # privileges: below
         plan = decide(desired, Observed(named=one.found, references=references, unheld=listed), here, policy)
         assert (plan.changes, plan.pending, plan.action) == ((), (), Action.ADOPTED), one.document
-    for _, decision, document in await decide_everywhere(server, roles, [one.oid for one in every]):
+    notes = {one.name: one.notes for one in objects}
+    for database, decision, document in await decide_everywhere(server, roles, [one.oid for one in every]):
         assert (decision.changes, decision.default_changes) == ((), ()), document
+        noted = any(note.startswith(f"{database}: reported as drift") for note in notes[document["metadata"]["name"]])
+        assert noted == bool(decision.reported), document
         assert not [error for error in decision.pending if isinstance(error, Waiting)], document
 
 

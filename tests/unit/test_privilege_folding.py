@@ -435,7 +435,24 @@ def test_a_role_without_privileges_gets_no_declaration(database: AclBuilder) -> 
 
 def test_kinds_that_cannot_be_declared_are_noted(database: AclBuilder) -> None:
     database.add("colour", "USAGE", kind=ObjectKind.TYPE)
-    assert database.fold().notes == ("not declarable, and left alone: privileges on type app.colour",)
+    database.add_default("T", "USAGE")
+    note, default, reported = database.fold().notes
+    assert note == "not declarable, and left alone: privileges on type app.colour"
+    assert default.startswith("not declarable, and left alone: default privileges on ")
+    assert reported == (
+        "reported as drift (DriftReported) until you revoke them, or list their schemas in unmanaged: USAGE on future "
+        "types in schema app created by own, USAGE on type app.colour"
+    )
+
+
+def test_kinds_that_cannot_be_declared_are_reported_only_where_the_controller_manages_something() -> None:
+    database = AclBuilder()
+    database.schemas.add("app")
+    database.add("colour", "USAGE", kind=ObjectKind.TYPE)
+    note = "not declarable, and left alone: privileges on type app.colour"
+    assert database.fold() == FoldedDatabase(notes=(note,))
+    database.add("app", "USAGE CREATE", kind=ObjectKind.SCHEMA)
+    assert database.fold().notes == (note, "unmanaged: schema app: CREATE on a schema cannot be declared")
 
 
 _SCHEMAS = ("app", "hr", "pgrole", "odd*", "x\udcff")

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from pgrole_controller.core.errors import NOT_UTF8, Waiting
+from pgrole_controller.core.folding.folding_notes import note_reported, note_undeclarable, note_unmanaged
 from pgrole_controller.core.folding.schema_folding import (
     HOLDS_NOTHING,
     FoldedSchema,
@@ -31,7 +32,7 @@ from pgrole_controller.core.privileges.acl import (
 from pgrole_controller.core.privileges.acl_comparison import is_left_alone
 from pgrole_controller.core.privileges.acl_decision import PrivilegeDecision, decide_privileges
 from pgrole_controller.core.privileges.adoption_findings import find_beyond
-from pgrole_controller.core.privileges.default_acl_decision import DEFAULT_KINDS, REVOKED_TYPES, name_type
+from pgrole_controller.core.privileges.default_acl_decision import DEFAULT_KINDS
 from pgrole_controller.core.privileges.grantee import (
     Access,
     DatabasePrivileges,
@@ -114,7 +115,7 @@ class PrivilegeFolder:
 
     def fold(self, oid: int, role_name: str) -> FoldedDatabase:
         """Folds what the role with this oid holds here."""
-        notes = self._note_undeclarable(oid)
+        notes = note_undeclarable(oid, self._others[oid], self._defaults_for(oid))
         on_database = self._on_database(oid)
         if not self._places[oid] and not self._defaults_for(oid) and on_database == HOLDS_NOTHING:
             return FoldedDatabase(notes=notes)
@@ -226,9 +227,11 @@ class PrivilegeFolder:
         """Turns the draft into a declaration that fits the limits and changes nothing."""
         for _ in range(3):
             declared = self._declare(draft)
-            faults = self._find_faults(self._decide(oid, role_name, declared))
+            decision = self._decide(oid, role_name, declared)
+            faults = self._find_faults(decision)
             if not faults:
-                return FoldedDatabase(declared, (*notes, *_note_unmanaged(draft.unmanaged)))
+                reported = note_reported(decision.reported)
+                return FoldedDatabase(declared, (*notes, *reported, *note_unmanaged(draft.unmanaged)))
             for schema, (why, granted) in faults.items():
                 draft.unmanaged.setdefault(schema, why)
                 if granted:
@@ -238,7 +241,7 @@ class PrivilegeFolder:
         declared = self._declare(draft)
         if self._find_faults(self._decide(oid, role_name, declared)):
             return FoldedDatabase(None, (*notes, "left out: its privileges cannot be declared"))
-        return FoldedDatabase(declared, (*notes, *_note_unmanaged(draft.unmanaged)))
+        return FoldedDatabase(declared, (*notes, *note_unmanaged(draft.unmanaged)))
 
     def _declare(self, draft: _Draft) -> DatabasePrivileges:
         _limit(draft, self._observed.schemas)
@@ -258,7 +261,7 @@ class PrivilegeFolder:
 
     def _decide(self, oid: int, role_name: str, declared: DatabasePrivileges) -> PrivilegeDecision:
         """Returns what the controller would do. Of objects with the same decision, only one is decided."""
-        acls: list[ObservedAcl] = [] if self._database is None else [self._database]
+        acls = [*self._others[oid], *([] if self._database is None else [self._database])]
         named = {one.schema for one in declared.objects if one.columns or one.names != _EVERYWHERE}
         named |= {one.schema for one in declared.schemas if one.exceptions not in ((), _EVERYWHERE)}
         touched = {one.schema for one in declared.schemas} | {one.schema for one in declared.objects}
@@ -300,20 +303,6 @@ class PrivilegeFolder:
         if not faults and any(isinstance(one, Waiting) for one in decision.pending):
             add("", "a name in it cannot be declared", granted=True)
         return faults
-
-    def _note_undeclarable(self, oid: int) -> tuple[str, ...]:
-        notes: list[str] = []
-        some = [acl.object.label for acl in self._others[oid] if acl.object.owner != oid]
-        if some:
-            notes.append(f"not declarable, and left alone: privileges on {name_some(sorted(some))}")
-        left = [
-            f"{name_type(one.object_type)} of {one.creator_name}"
-            for one in self._defaults_for(oid)
-            if one.object_type not in REVOKED_TYPES and one.creator != oid
-        ]
-        if left:
-            notes.append(f"not declarable, and left alone: default privileges on {name_some(sorted(left))}")
-        return tuple(notes)
 
 
 def _by_grantee(entries: Sequence[AclEntry]) -> dict[int, HeldPrivileges]:
@@ -385,10 +374,3 @@ def _limit(draft: _Draft, existing: frozenset[str]) -> None:
 
 def _are_valid(names: Iterable[str]) -> bool:
     return all(not NOT_UTF8.search(name) and not is_pattern(name) for name in names)
-
-
-def _note_unmanaged(unmanaged: Mapping[str, str]) -> list[str]:
-    by_reason: dict[str, list[str]] = {}
-    for schema, why in sorted(unmanaged.items()):
-        by_reason.setdefault(why, []).append(f"schema {schema}" if schema else "all schemas")
-    return [f"unmanaged: {name_some(schemas)}: {why}" for why, schemas in by_reason.items()]
