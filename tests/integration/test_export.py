@@ -193,7 +193,10 @@ async def test_a_note_names_privileges_that_keep_the_role_from_being_adopted(mad
             some = await export_from(made.dsn, "watcher", "team_owner", "root_like", databases=("registry",))
         finally:
             await connection.execute("DROP SCHEMA watched CASCADE; DROP ROLE root_like, team_owner, watcher")
-    (notes,) = (one.notes for one in some.objects if one.role_name == "watcher")
+    (watcher,) = (one for one in some.objects if one.role_name == "watcher")
+    (database,) = watcher.document["spec"]["privileges"]
+    assert [one["names"] for one in database["objects"]] == [["foreign_one", "own_one"]]
+    notes = watcher.notes
     assert notes == (
         "registry: TRIGGER on table watched.foreign_one: the server's policy does not allow it, so the controller does "
         "not adopt the role",

@@ -306,13 +306,29 @@ def test_what_the_policy_allows_only_by_exact_names_is_listed_by_name(database: 
     assert decide_privileges(grantee, database.observed, "").pending == ()
 
 
+@pytest.mark.parametrize("rules", [None, (), (PrivilegeRule(),)])
+def test_what_needs_exact_names_is_listed_so_that_a_later_rule_allows_it(
+    database: AclBuilder, rules: tuple[PrivilegeRule, ...] | None
+) -> None:
+    for name in ("a", "b"):
+        database.add(name, "SELECT TRIGGER")
+    declared = database.fold(policy=PrivilegePolicy(rules=rules, databases=("*",))).declared
+    assert declared is not None
+    assert [one.names for one in declared.objects] == [("a", "b")]
+    later = PrivilegePolicy(rules=(PrivilegeRule(schemas=("app",)),), databases=("*",))
+    grantee = Grantee(Key("shop", "reader"), "", 1, "reader", ME, {"orders": declared}, policy=later)
+    assert decide_privileges(grantee, database.observed, "").pending == ()
+    own = database.fold(policy=PrivilegePolicy(rules=rules, databases=("*",)), roles=frozenset({OWNER})).declared
+    assert own is not None
+    assert [one.names for one in own.objects] == [("*",)]
+
+
 def test_what_the_policy_does_not_allow_is_declared_and_noted(database: AclBuilder) -> None:
     for name in ("a", "b"):
         database.add(name, "SELECT TRIGGER")
     policy = PrivilegePolicy(rules=(PrivilegeRule(),), databases=("*",))
     folded = database.fold(policy=policy)
     assert folded.declared is not None
-    assert [one.names for one in folded.declared.objects] == [("*",)]
     assert folded.notes == (
         "TRIGGER on table app.a, TRIGGER on table app.b: the server's policy does not allow it, so the controller does "
         "not adopt the role",

@@ -41,7 +41,7 @@ from pgrole_controller.core.privileges.grantee import (
 )
 from pgrole_controller.core.privileges.object_patterns import given_by
 from pgrole_controller.core.privileges.observed_database import ObservedDatabase
-from pgrole_controller.core.privileges.privilege_policy import why_not_granted
+from pgrole_controller.core.privileges.privilege_policy import needs_exact_names
 from pgrole_controller.core.request import Key
 
 #: Limits of one database, as in api/privileges.py.
@@ -85,7 +85,7 @@ class PrivilegeFolder:
 
     `observed` must be a complete read with default privileges. `exact`: lists objects by name, so that no declaration
     extends to objects that are created later. `policy`, `roles`: of the namespace that the objects will be in. What
-    the policy allows only by exact names is listed so. What it does not allow is declared and noted.
+    a policy can allow only by exact names is listed so. What this one does not allow is declared and noted.
     """
 
     def __init__(
@@ -141,15 +141,14 @@ class PrivilegeFolder:
         return Grantee(Key("", role_name), "", 0, role_name, oid, policy=policy, owned=self._roles)
 
     def _needs_names(self, grantee: Grantee, schema: HeldSchema) -> bool:
-        """Whether the policy allows something that the role holds here only where exact names declare it."""
-        if not grantee.policy.rules:
-            return False
-        for group in schema.groups:
-            for privilege in group.held.privileges:
-                asked = grantee, group.objects[0], privilege, self._facts
-                if why_not_granted(*asked, literal=False) and not why_not_granted(*asked, literal=True):
-                    return True
-        return False
+        """Whether the role holds something here that a policy can allow only where exact names declare it, whether or
+        not this one does.
+        """
+        return self._policy is not None and any(
+            needs_exact_names(grantee, group.objects[0], privilege, self._facts)
+            for group in schema.groups
+            for privilege in group.held.privileges
+        )
 
     def _note_beyond(self, grantee: Grantee) -> tuple[str, ...]:
         if self._policy is None:

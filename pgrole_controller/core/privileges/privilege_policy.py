@@ -153,6 +153,11 @@ def why_not_granted(
     return Denial(f'{privilege} on {where} (owner "{obj.owner_name}")', remedy)
 
 
+def needs_exact_names(grantee: Grantee, obj: DatabaseObject, privilege: str, facts: DatabaseFacts) -> bool:
+    """Tells whether a policy can allow this privilege only where both the declaration and a rule have exact names."""
+    return obj.schema != OWN_SCHEMA and _guard(grantee, obj, privilege, facts) is not None
+
+
 def why_not_created_by(grantee: Grantee, creator: int, creator_name: str, facts: DatabaseFacts) -> Denial | None:
     """Returns why the grantee's object may not declare default privileges of this creator; None if it may.
 
