@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pgrole_controller.core.errors import Reason, Refused
-from pgrole_controller.core.names import NAMESPACE, matches, name_most, names_itself
+from pgrole_controller.core.names import NAMESPACE, matches, name_most, names_itself, quote_some
 from pgrole_controller.core.parameters import IDENTITY_PARAMETERS, MODULES, Parameters
 from pgrole_controller.core.privileges.acl import FIRST_NORMAL_OID
 from pgrole_controller.core.privileges.grantee import PrivilegePolicy, PrivilegeRule
@@ -267,23 +267,24 @@ def _memberships_beyond(policy: Policy, role: Role, references: References) -> l
 
 def check_parameters(policy: Policy, desired: Role, references: References) -> None:
     """Raises Refused for a parameter that is unknown, or that only a superuser may set."""
-    everywhere = dict(desired.parameters)
+    everywhere, refused = dict(desired.parameters), dict[str, str]()
     for name in sorted(desired.parameter_names):
         field = "spec.parameters" if name in everywhere else "spec.databaseParameters"
         context = references.contexts.get(name)
         # pg_settings does not list the parameters that change the current user.
         if context is None and "." not in name and name not in IDENTITY_PARAMETERS:
             raise Refused(Reason.INVALID_SPEC, f'{field}: the server has no parameter "{name}": remove it')
-        module = name.partition(".")[0] if "." in name and context is None else ""
-        guarded = name in IDENTITY_PARAMETERS or context in _OF_SUPERUSERS
         # Until a module is loaded, no one can tell which of its parameters need a superuser.
-        guarded = guarded or module in MODULES or module in references.modules
-        if guarded and name not in policy.parameters:
-            raise Refused(
-                Reason.NOT_ALLOWED,
-                f'{field}: "{name}" is for superusers, unless the server\'s policy lists it: remove it, or ask the '
-                "server's administrator for allow.parameters",
-            )
+        of_module = context is None and name.partition(".")[0] in {*MODULES, *references.modules}
+        if (name in IDENTITY_PARAMETERS or context in _OF_SUPERUSERS or of_module) and name not in policy.parameters:
+            refused[name] = field
+    if refused:
+        be, it = ("is", "it") if len(refused) == 1 else ("are", "them")
+        raise Refused(
+            Reason.NOT_ALLOWED,
+            f"{' and '.join(sorted({*refused.values()}))}: {quote_some(refused)} {be} for superusers, unless the "
+            f"server's policy lists {it}: remove {it}, or ask the server's administrator for allow.parameters",
+        )
 
 
 def _beyond(policy: Policy, role: Role) -> list[str]:

@@ -233,6 +233,21 @@ class TestParameters:
         allowing = replace(POLICY, parameters=frozenset({name}))
         assert decide(desired(role=desired_role), Observed(references=references), SERVER, allowing).writes
 
+    def test_every_parameter_that_the_policy_does_not_list_is_named(self) -> None:
+        names = ("auto_explain.log_analyze", "auto_explain.log_nested_statements", "log_statement", "role")
+        held, scoped = tuple((name, "x") for name in names), (("db", (("plperl.on_init", "x"), ("cron.host", "x"))),)
+        role = replace(DESIRED, parameters=held, database_parameters=scoped)
+        references = References(
+            contexts={"log_statement": "superuser"}, modules=frozenset({"cron"}), databases=frozenset({"db"})
+        )
+        error = refusal(desired(role=role), Observed(references=references))
+        assert error.message == (
+            'spec.databaseParameters and spec.parameters: "auto_explain.log_analyze", '
+            '"auto_explain.log_nested_statements", "cron.host", "log_statement", "plperl.on_init" and 1 more are for '
+            "superusers, unless the server's policy lists them: remove them, or ask the server's administrator for "
+            "allow.parameters"
+        )
+
 
 class TestAdoptionPolicy:
     def test_a_role_with_memberships_beyond_the_policy_is_not_adopted(self) -> None:
