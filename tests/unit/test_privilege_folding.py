@@ -39,6 +39,7 @@ ME, OWNER, DELEGATE, ADMIN = 16400, 16500, 16600, 10
 NAMES = {ME: "reader", OWNER: "own", DELEGATE: "x1", ADMIN: "postgres"}
 FACTS = DatabaseFacts("orders", 180000, superusers=frozenset({ADMIN}))
 CATALOGS = {ObjectKind.ROUTINE: "pg_proc", ObjectKind.SCHEMA: "pg_namespace", ObjectKind.DATABASE: "pg_database"}
+MANAGED = "if the role has a PgRole with createdBy, applying this one revokes these: plan lists them"
 
 
 class AclBuilder:
@@ -209,7 +210,10 @@ def test_default_privileges_that_created_by_cannot_express_leave_the_schema_unma
     folded = database.fold()
     assert folded.declared is not None
     assert folded.declared.unmanaged == ("app",)
-    assert folded.notes == ("unmanaged: schema app: default privileges of own differ from what createdBy means",)
+    assert folded.notes == (
+        "unmanaged: schema app: default privileges of own differ from what createdBy means",
+        MANAGED,
+    )
 
 
 def test_default_privileges_of_the_whole_database_leave_it_unmanaged(database: AclBuilder) -> None:
@@ -236,6 +240,31 @@ def test_exact_mode_lists_names(database: AclBuilder) -> None:
     declared = database.declare(exact=True)
     assert access_in(declared) == {"app": (READ, ("*",))}
     assert declared.objects == (ObjectPrivileges(ObjectKind.TABLE, "app", ("a", "b"), frozenset({"SELECT"})),)
+
+
+def test_exact_mode_warns_of_default_privileges_that_a_present_object_declares(database: AclBuilder) -> None:
+    for name in ("a", "b"):
+        database.add(name, "SELECT")
+    for object_type in "rS":
+        database.add_default(object_type, "SELECT")
+    present, folded = database.declare(), database.fold(exact=True)
+    assert folded.declared is not None
+    assert (present.created_by, folded.declared.created_by) == (("own",), ())
+    assert folded.notes[-1] == MANAGED
+    grantee = Grantee(
+        Key("shop", "reader"),
+        "",
+        1,
+        "reader",
+        ME,
+        {"orders": folded.declared},
+        policy=PrivilegePolicy(databases=("*",)),
+        owned=frozenset({OWNER}),
+        former={"orders": (present,)},
+    )
+    decision = decide_privileges(grantee, database.observed, "")
+    assert decision.changes == ()
+    assert {(one.object_type, one.revoke) for one in decision.default_changes} == {("r", True), ("S", True)}
 
 
 def test_exact_mode_lists_routines_with_their_arguments(database: AclBuilder) -> None:

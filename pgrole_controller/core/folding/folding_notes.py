@@ -7,6 +7,9 @@ from pgrole_controller.core.privileges.acl import DefaultAcl, ObservedAcl
 from pgrole_controller.core.privileges.default_acl_decision import REVOKED_TYPES, name_type
 from pgrole_controller.core.privileges.privilege_difference import PrivilegeDifference
 
+#: End of the reason why a schema is unmanaged in which default privileges cannot be declared.
+DEFAULTS_DIFFER = "differ from what createdBy means"
+
 
 def note_undeclarable(oid: int, acls: Iterable[ObservedAcl], defaults: Iterable[DefaultAcl]) -> tuple[str, ...]:
     """Names what no PgRole can declare. `acls`: of such objects. `defaults`: for the role with this oid."""
@@ -34,8 +37,14 @@ def note_reported(reported: Iterable[PrivilegeDifference]) -> tuple[str, ...]:
 
 
 def note_unmanaged(unmanaged: Mapping[str, str]) -> tuple[str, ...]:
-    """Names the schemas that are not managed, by reason. "" stands for what belongs to no schema."""
+    """Names the schemas that are not managed, by reason. "" stands for what belongs to no schema.
+
+    Undeclared default privileges stay there only if no PgRole of the role has declared them, which is unknown here.
+    """
     by_reason: dict[str, list[str]] = {}
     for schema, why in sorted(unmanaged.items()):
         by_reason.setdefault(why, []).append(f"schema {schema}" if schema else "all schemas")
-    return tuple(f"unmanaged: {name_some(schemas)}: {why}" for why, schemas in by_reason.items())
+    notes = [f"unmanaged: {name_some(schemas)}: {why}" for why, schemas in by_reason.items()]
+    if any(why.endswith(DEFAULTS_DIFFER) for why in by_reason):
+        notes.append("if the role has a PgRole with createdBy, applying this one revokes these: plan lists them")
+    return tuple(notes)

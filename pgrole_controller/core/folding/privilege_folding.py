@@ -9,7 +9,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from pgrole_controller.core.errors import NOT_UTF8, Waiting
-from pgrole_controller.core.folding.folding_notes import note_reported, note_undeclarable, note_unmanaged
+from pgrole_controller.core.folding.folding_notes import (
+    DEFAULTS_DIFFER,
+    note_reported,
+    note_undeclarable,
+    note_unmanaged,
+)
 from pgrole_controller.core.folding.schema_folding import (
     HOLDS_NOTHING,
     FoldedSchema,
@@ -297,7 +302,7 @@ class PrivilegeFolder:
             add(schema, "its privileges cannot be declared exactly", granted=not change.revoke)
         for default in decision.default_changes:
             what = "default privileges of all schemas" if not default.schema else "default privileges of"
-            why = f"{what} {default.creator_name} differ from what createdBy means"
+            why = f"{what} {default.creator_name} {DEFAULTS_DIFFER}"
             add(default.schema, why, granted=not default.revoke)
         if not faults and any(isinstance(one, Waiting) for one in decision.pending):
             add("", "a name in it cannot be declared", granted=True)
