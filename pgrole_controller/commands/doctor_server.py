@@ -150,8 +150,12 @@ class ServerChecks:
 
     async def _ask_suspension(self) -> list[Finding]:
         server, role = self._server, self._role
-        found = await diagnosis.read_suspending_settings(self.connection, role.name)
-        return [schema_findings.judge_suspension(self._area, found, role, server.database)]
+        found = await diagnosis.read_suspensions(self.connection, role=role.name)
+        return [
+            schema_findings.judge_suspension(
+                self._area, [(bool(one.database), bool(one.role)) for one in found], role, server.database
+            )
+        ]
 
     async def _ask_claims(self) -> list[Finding]:
         counts = await diagnosis.read_claim_counts(self.connection)

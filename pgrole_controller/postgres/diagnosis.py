@@ -5,8 +5,10 @@ All raise PgRoleError.
 """
 
 import time
+from collections.abc import Collection
 from datetime import UTC, datetime
 from ssl import SSLObject, cert_time_to_seconds
+from typing import NamedTuple
 
 from pgrole_controller import resources
 from pgrole_controller.core.errors import Reason, Refused
@@ -26,6 +28,16 @@ from pgrole_controller.postgres.schema import read_home
 from pgrole_controller.postgres.trusted_schema import reading_table
 
 _SECONDS = 10.0
+
+
+class Suspension(NamedTuple):
+    """A setting that suspends changes. Empty names: in any database, for any role. `of_home`: it holds in the home
+    database.
+    """
+
+    database: str
+    role: str
+    of_home: bool
 
 
 async def read_server_facts(connection: Connection) -> ServerFacts:
@@ -170,10 +182,19 @@ async def read_history_facts(connection: Connection, cluster: str | None) -> His
     return HistoryFacts(row.get("bytes", int), row.get("rows", int), row.find("oldest", datetime))
 
 
-async def read_suspending_settings(connection: Connection, role: str) -> tuple[tuple[bool, bool], ...]:
-    """Returns, for each setting that suspends changes, whether it is set for the database and whether for the role."""
-    rows = await fetch(connection, _query("suspended"), _bytes(role), seconds=_SECONDS)
-    return tuple((row.get("of_database", bool), row.get("of_role", bool)) for row in rows)
+async def read_suspensions(
+    connection: Connection, databases: Collection[str] = (), role: str | None = None
+) -> list[Suspension]:
+    """Reads the settings that suspend changes in the home database and in these others. `role`: the controller's; None:
+    unknown.
+    """
+    names = [_bytes(name) for name in sorted(databases)]
+    of_role = None if role is None else _bytes(role)
+    rows = await fetch(connection, _query("suspensions"), names, of_role, seconds=_SECONDS)
+    return [
+        Suspension(row.find_text("database") or "", row.find_text("role") or "", row.get("of_home", bool))
+        for row in rows
+    ]
 
 
 async def read_old_transactions(connection: Connection) -> tuple[tuple[str, int], ...]:

@@ -10,7 +10,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from pgrole_controller import resources
 from pgrole_controller.core.claim import Owner
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.core.privileges.acl import ObjectId
@@ -19,12 +18,13 @@ from pgrole_controller.core.privileges.privilege_reach import PrivilegeReach
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.server_options import Mode
 from pgrole_controller.core.state import Detection, Observed
-from pgrole_controller.postgres import catalog, queries
+from pgrole_controller.postgres import catalog, diagnosis, queries
 from pgrole_controller.postgres.answer_pages import fetch_pages
 from pgrole_controller.postgres.capabilities import identify
 from pgrole_controller.postgres.claim_store import HomeConnection
 from pgrole_controller.postgres.connection import Connection, has_raw_names
 from pgrole_controller.postgres.database_claims import DatabaseClaims
+from pgrole_controller.postgres.diagnosis import Suspension
 from pgrole_controller.postgres.privileges.acl_catalog import read_database
 from pgrole_controller.postgres.privileges.acl_rows import CATALOGS
 from pgrole_controller.postgres.privileges.stored_state import split_origin
@@ -55,16 +55,6 @@ class PlanSession:
     def of_cluster(self, cluster: str) -> Session:
         """The session for the objects of a cluster."""
         return replace(self.session, cluster=cluster)
-
-
-class Suspension(NamedTuple):
-    """A setting that suspends changes. Empty names: in any database, for any role. `of_home`: it holds in the home
-    database.
-    """
-
-    database: str
-    role: str
-    of_home: bool
 
 
 class PassedOn(NamedTuple):
@@ -174,16 +164,7 @@ async def read_claiming_namespaces(plan_session: PlanSession, names: Collection[
 
 async def read_suspensions(plan_session: PlanSession, databases: Collection[str]) -> list[Suspension]:
     """The settings that suspend changes in the home database and in these others. Raises PgRoleError."""
-    names = [name.encode(errors="surrogateescape") for name in sorted(databases)]
-    rows = await fetch(
-        plan_session.session._connection,  # noqa: SLF001 -- its own kind
-        resources.text("sql", "diagnosis", "suspensions.sql"),
-        names,
-    )
-    return [
-        Suspension(row.find_text("database") or "", row.find_text("role") or "", row.get("of_home", bool))
-        for row in rows
-    ]
+    return await diagnosis.read_suspensions(plan_session.session._connection, databases)  # noqa: SLF001 -- its own kind
 
 
 async def read_privileges(
