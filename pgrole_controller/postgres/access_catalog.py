@@ -196,18 +196,17 @@ async def find_object(connection: Connection, name: ObjectName, database: Access
     place = ObjectId(*await _locate(connection, name, database.object.name))
     asked = access_query(connection, "object")
     rows = await fetch_pages(connection, asked, CATALOG_OIDS[place.catalog], place.oid)
-    acls: dict[ObjectId, AccessObject] = {}
+    objects: dict[ObjectId, AccessObject] = {}
+    entries: dict[ObjectId, list[AclEntry]] = {}
     versions: list[AclVersion] = []
     for row in rows:
-        one = _access_object(row)
-        column = row.text("column_name")
-        entries = tuple(replace(entry, column=column) for entry in one.entries) if column else one.entries
-        known = acls.get(one.object.id)
-        acls[one.object.id] = one if known is None else replace(known, entries=(*known.entries, *entries))
-        if column and known is None:
-            acls[one.object.id] = replace(one, entries=entries)
+        one, column = _access_object(row), row.text("column_name")
+        objects.setdefault(one.object.id, one)
+        some = entries.setdefault(one.object.id, [])
+        some += (replace(entry, column=column) for entry in one.entries) if column else one.entries
         if one.object.id == place and row.get("part", int) == 0:
             versions.append(AclVersion(column, row.get("xmin", int), row.find("changed_at", datetime)))
+    acls = {key: replace(one, entries=tuple(entries[key])) for key, one in objects.items()}
     if place not in acls:
         raise Refused(Reason.INVALID_SPEC, f"{name} was dropped meanwhile: run the command again")
     schema = next((one for key, one in acls.items() if key.catalog == "pg_namespace" and key != place), None)

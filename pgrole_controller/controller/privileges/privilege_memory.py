@@ -193,8 +193,9 @@ class PrivilegeMemory:
         if self._known is None:
             self._known, self._size = found if complete else None, len(found)
             return NewObjects(None, self._reads)
-        self._new |= {oid: self._reads for oid, name in found.items() if self._known.get(oid) != name}
-        self._replaced |= not complete and any(self._known.get(oid, name) != name for oid, name in found.items())
+        differing = [oid for oid, name in found.items() if self._known.get(oid) != name]
+        self._new |= dict.fromkeys(differing, self._reads)
+        self._replaced |= not complete and any(oid in self._known for oid in differing)
         if complete:
             self._known = found
             self._new = {oid: read for oid, read in self._new.items() if oid in found}
