@@ -16,7 +16,7 @@ _started: ContextVar[list[asyncio.subprocess.Process] | None] = ContextVar("cred
 
 
 def register() -> None:
-    """Lets `ended` know of the plugins that kubernetes_asyncio starts."""
+    """Has `ended` find the plugins that kubernetes_asyncio starts."""
     vars(import_module("kubernetes_asyncio.config.exec_provider"))["asyncio"] = SimpleNamespace(
         create_subprocess_exec=_start, get_event_loop=asyncio.get_event_loop, subprocess=asyncio.subprocess
     )

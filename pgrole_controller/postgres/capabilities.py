@@ -13,7 +13,7 @@ from pgrole_controller.core.server_options import Mode
 from pgrole_controller.core.state import OLDEST_VERSION, Claims
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Connection
-from pgrole_controller.postgres.errors import is_lacking, translate_errors
+from pgrole_controller.postgres.errors import IS_STANDBY, is_lacking, translate_errors
 from pgrole_controller.postgres.missing_privileges import explain_access
 from pgrole_controller.postgres.rows import Row, fetch_row
 from pgrole_controller.postgres.schema import SchemaMissing, SchemaState, install, is_current, others_may_create
@@ -51,10 +51,7 @@ async def identify(connection: Connection) -> Identity:
     # Packagers add their own: 18.4 (Debian 18.4-1.pgdg13+1).
     version, number = row.get("version", str).partition(" ")[0][:40], row.get("version_number", int)
     if row.get("in_recovery", bool):
-        raise Transient(
-            Reason.SERVER_NOT_READY,
-            "the server is a read-only standby (pg_is_in_recovery): name the primary, or every host",
-        )
+        raise Transient(Reason.SERVER_NOT_READY, IS_STANDBY)
     if number < OLDEST_VERSION * 10_000:
         raise Transient(
             Reason.SERVER_NOT_READY,

@@ -16,7 +16,7 @@ from pgrole_controller.dsn import split_methods, verifies_by_default
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.authentication import Unacceptable
 from pgrole_controller.postgres.backend_memory import fetch_records, forgetting, register_array_types
-from pgrole_controller.postgres.errors import LOST, StandbyError, shorten, translate, translate_errors
+from pgrole_controller.postgres.errors import IS_STANDBY, LOST, StandbyError, shorten, translate, translate_errors
 from pgrole_controller.postgres.framing import VOLUME, NotPostgres
 from pgrole_controller.postgres.protocol import ConnectionLimits, check_messages, limiting, reason_of
 from pgrole_controller.postgres.session_settings import (
@@ -309,8 +309,7 @@ async def _log_in(
 def _check_usable(row: asyncpg.Record) -> None:
     """Raises Transient for a standby, and unless the session acts as the role that logged in."""
     if row["in_recovery"]:
-        text = "the server is a read-only standby (pg_is_in_recovery): name the primary, or every host"
-        raise Transient(Reason.SERVER_NOT_READY, text) from StandbyError()
+        raise Transient(Reason.SERVER_NOT_READY, IS_STANDBY) from StandbyError()
     check_identity(row)
 
 

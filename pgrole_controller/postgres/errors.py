@@ -40,6 +40,7 @@ FOREIGN_EVENT_TRIGGER = "PGR07"
 NOT_THE_GRANTOR = "PGR08"
 GRANTOR_IS_SUPERUSER = "PGR09"
 
+IS_STANDBY = "the server is a read-only standby (pg_is_in_recovery): name the primary, or every host"
 #: The remedy where two connections with one address reach two servers.
 NAME_ONE_SERVER = "a load balancer or pooler is in between; name one server"
 

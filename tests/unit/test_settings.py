@@ -139,7 +139,7 @@ def test_a_prefix_of_labels_covers_keys(entry: str, key: str) -> None:
         check_connection(labelled, password_known=True, generated=True, forbidden=forbidden)
 
 
-#: Entries that could cover nothing, so that what they are meant for would be admitted.
+#: Entries that match no key: the keys that their author means would be admitted.
 COVERING_NOTHING = [
     "argoproj.io/*",
     "*.argoproj.io",

@@ -51,10 +51,10 @@ class RoleMemory:
     """What is known of one role. `generation`: of the spec. `contests`: by the role in whose name privileges are
     granted (`PrivilegeDifference.granted_by`), so that a role that keeps reverting repairs delays no other repair.
     `pending`, `reported`, `left_off` (objects on which a privilege was revoked, which is reported and left),
-    `declarable` (some of `reported` is), `confirmed`: from the last complete read. `failure`:
-    the last other error, until a complete read ends without one. `obstacle`: the last contest or failure, and the
-    number of the read that met it. `announced`: drift that was, and is left as it is; None: not known, as
-    before the first complete read. `last_drifts`: as in PrivilegeResult. `offer`: what can be approved.
+    `declarable` (some of `reported` is), `confirmed`: from the last complete read. `failure`: the last other error,
+    until a complete read ends without one. `obstacle`: the last contest or failure, and the number of the read that met
+    it. `announced`: drift that was, and is left as it is; None: not known, as before the first complete read.
+    `last_drifts`: as in PrivilegeResult. `offer`: what can be approved.
 
     `missed`: objects that were new when the role was granted nothing on them: it rested (Grantee.rests), or the grant
     failed. None: not known, as before the role's first complete read. `granted_in_read`: number of the last complete
@@ -109,8 +109,8 @@ class RoleMemory:
             self.noted = {one: found for one, found in self.noted.items() if one in left or found[1] > last}
 
     def select_new(self, objects: NewObjects) -> frozenset[ObjectId] | None:
-        """Returns those that are new to this role. None: not known. What is reported stays so if its object is renamed,
-        or gets another owner.
+        """Returns those that are new to this role. None: not known. A reported revocation stays reported if its object
+        is renamed, or gets another owner.
         """
         if self.missed is None or not objects.is_known:
             return None

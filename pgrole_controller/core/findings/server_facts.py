@@ -55,7 +55,7 @@ class RoleFacts:
 
     @property
     def only_looks(self) -> bool:
-        """A login for reading, which is not the controller's: what it lacks says nothing of the controller."""
+        """A login for reading, which is not the controller's: what it lacks says nothing about the controller."""
         return self.monitors and not (self.superuser or self.createrole)
 
 

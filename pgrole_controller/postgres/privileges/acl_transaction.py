@@ -40,8 +40,8 @@ class AclDialect:
 
     `version`: server_version_num. `fence`: this process's leadership in this database; None: no other process
     can lead. `enforcing`: this process leads only according to the database, since Kubernetes cannot be reached.
-    `spared`: as in DatabaseInstallation. `whole`: the objects were read for every role, so that what a
-    transaction reads back is not read again.
+    `spared`: as in DatabaseInstallation. `whole`: the objects were read for every role, so that what a transaction
+    reads back is not read again.
     """
 
     version: int
