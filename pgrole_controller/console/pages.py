@@ -79,9 +79,11 @@ class ConsolePages:
             ),
         )
 
-    def render_login(self, csrf: str, problem: str) -> str:
-        """Returns the form that asks for a token. `problem`: why the last one was not accepted, or empty."""
-        main = _trust(environment().get_template("login.html").render(csrf=csrf, problem=problem))
+    def render_login(self, csrf: str, problem: str, page: str) -> str:
+        """Returns the form that asks for a token. `problem`: why the last one was not accepted, or empty. `page`: path
+        and query of the page to show afterwards.
+        """
+        main = _trust(environment().get_template("login.html").render(csrf=csrf, problem=problem, page=page))
         return (
             environment()
             .get_template("page.html")

@@ -6,8 +6,9 @@ without a session's cookie or a token it gets the login page.
 """
 
 import ipaddress
+import re
 from dataclasses import dataclass
-from urllib.parse import urlsplit
+from urllib.parse import urlencode, urlsplit
 
 from aiohttp import web
 
@@ -32,6 +33,8 @@ TOKEN_HEADER = "X-Forwarded-Access-Token"  # noqa: S105 -- a header's name
 FORWARDED_HEADER = "X-Forwarded-For"
 _MOST_FORWARDED = 8  # headers
 _OWN_SITE = frozenset({"same-origin", "none"})
+#: Browsers take `//` and `/\` at the start for another site, and leave out line breaks and tabs.
+_OWN_PAGE = re.compile(r"/(?![/\\])[!-~]{0,600}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,17 @@ def is_navigation(request: web.Request) -> bool:
 def is_from_elsewhere(request: web.Request) -> bool:
     """Whether the browser followed a link on another site, and therefore did not send the strict cookie."""
     return is_navigation(request) and request.headers.get("Sec-Fetch-Site", "none") not in _OWN_SITE
+
+
+def own_page(path: str) -> str:
+    """Returns the path and query of a page of this site; of the overview for anything else or longer."""
+    return path if _OWN_PAGE.fullmatch(path) else "/"
+
+
+def login_for(path: str) -> str:
+    """Returns the address of the login page that leads to this page of the console."""
+    page = own_page(path)
+    return "/login" if page == "/" else f"/login?{urlencode({'page': page})}"
 
 
 def address_of(request: web.Request) -> str:

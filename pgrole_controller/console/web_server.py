@@ -28,7 +28,9 @@ from pgrole_controller.console.security import (
     bearer_token,
     client_of,
     is_from_elsewhere,
+    login_for,
     named_client,
+    own_page,
 )
 from pgrole_controller.console.sessions import LONGEST_SECONDS, Sessions, ViewerSession, to_bytes
 from pgrole_controller.console.snapshot import Page, PageQuestion, Snapshot
@@ -59,7 +61,7 @@ class Pages(Protocol):
 
     def render(self, question: PageQuestion, snapshot: Snapshot) -> Page: ...
 
-    def render_login(self, csrf: str, problem: str) -> str: ...
+    def render_login(self, csrf: str, problem: str, page: str) -> str: ...
 
 
 class OwnerKey:
@@ -185,13 +187,13 @@ class ConsoleServer:
         except Rejected as error:
             if fragment or error.status != 401:
                 raise
-            return self._login_form(request, str(error), error.status)
+            return self._login_form(request, str(error), error.status, request.path_qs)
         if session is None:
             if fragment:
                 raise web.HTTPUnauthorized
             if is_from_elsewhere(request):
                 return _again()
-            return _redirect("/login")
+            return _redirect(login_for(request.path_qs))
         viewer = session.viewer
         viewer.use()
         with viewer.loading():
@@ -206,7 +208,7 @@ class ConsoleServer:
             if not self._sessions.holds(session):
                 if fragment:
                     raise web.HTTPUnauthorized
-                return _redirect("/login")
+                return _redirect(login_for(request.path_qs))
             snapshot = viewer.snapshot()
             path = self._pages.find_object(request.path)
             fetched = await viewer.fetch(path) if path else None
@@ -226,16 +228,18 @@ class ConsoleServer:
         return self._sessions.find(cookie) if cookie else None
 
     async def _show_login(self, request: web.Request) -> web.StreamResponse:
+        page = own_page(request.query.get("page", ""))
         if await self._session(request) is not None:
-            return _redirect("/")
-        return self._login_form(request, self._sessions.why_ended(request.cookies.get(self._cookie, "")), 200)
+            return _redirect(page)
+        return self._login_form(request, self._sessions.why_ended(request.cookies.get(self._cookie, "")), 200, page)
 
-    def _login_form(self, request: web.Request, problem: str, status: int) -> web.StreamResponse:
+    def _login_form(self, request: web.Request, problem: str, status: int, page: str) -> web.StreamResponse:
+        """`page`: path and query of the page to show after signing in."""
         if self._owner is not None:
             return _notice(401, f"open the address that {program_name()} console printed last")
         held = request.cookies.get(self._form_cookie, "")
         cookie = held if 20 <= len(held) <= 64 else secrets.token_urlsafe(24)
-        response = _page(status, self._pages.render_login(self._sessions.sign(cookie), problem))
+        response = _page(status, self._pages.render_login(self._sessions.sign(cookie), problem, own_page(page)))
         self._set_cookie(response, self._form_cookie, cookie)
         return response
 
@@ -243,18 +247,19 @@ class ConsoleServer:
         if self._owner is not None:
             raise web.HTTPForbidden
         form = await self._read_form(request)
+        page = own_page(form.get("page", ""))
         cookie = request.cookies.get(self._form_cookie, "")
         if not cookie or not _equal(form.get("csrf", ""), self._sessions.sign(cookie)):
-            return self._login_form(request, "the form has expired: try again", 403)
+            return self._login_form(request, "the form has expired: try again", 403, page)
         namespaces = read_namespaces(form.get("namespaces", "")[:LONGEST_QUERY])
         try:
             client = client_of(request, self._rules)
             _, content = await self._sessions.log_in(form.get("token", "").strip(), namespaces, client)
         except Rejected as error:
-            response = self._login_form(request, str(error), error.status)
+            response = self._login_form(request, str(error), error.status, page)
             response.force_close()  # the next attempt queues for a connection behind those of others
             return response
-        response = _redirect("/")
+        response = _redirect(page)
         self._set_cookie(response, self._cookie, content)
         response.del_cookie(self._form_cookie, secure=True, httponly=True, samesite="Strict")
         return response

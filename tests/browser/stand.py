@@ -87,7 +87,7 @@ class BrowserStand:
     async def send_login(self, request: web.Request) -> web.Response:
         problem = request.query.get("problem", "")
         return web.Response(
-            text=self._pages.render_login("a-csrf-token", problem), content_type="text/html", headers=HEADERS
+            text=self._pages.render_login("a-csrf-token", problem, "/"), content_type="text/html", headers=HEADERS
         )
 
 

@@ -6,6 +6,7 @@ import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from html import escape
 from typing import Any, Self
 
 import aiohttp
@@ -49,8 +50,9 @@ class PlainPages:
         form = f'<input name="csrf" value="{question.csrf}">'
         return Page(200, f"<main>{json.dumps(shown)}</main>{'' if question.fragment else form}")
 
-    def render_login(self, csrf: str, problem: str) -> str:
-        return f'<form><input name="csrf" value="{csrf}"></form><p>{problem}</p>'
+    def render_login(self, csrf: str, problem: str, page: str) -> str:
+        form = f'<input name="csrf" value="{csrf}"><input name="page" value="{escape(page)}">'
+        return f"<form>{form}</form><p>{problem}</p>"
 
 
 def console_arguments(**given: Any) -> ConsoleArguments:
@@ -98,6 +100,12 @@ class Browser:
             found = CSRF.search(await answer.text())
             assert found is not None, answer.status
             return found[1]
+
+    async def next_page(self, path: str, data: Mapping[str, str] | None = None) -> str:
+        """Returns where the console redirects to; `data`: those of a form."""
+        async with self.session.request("POST" if data else "GET", path, data=data, allow_redirects=False) as answer:
+            assert answer.status == 303, await answer.text()
+            return answer.headers["Location"]
 
     async def log_in(self, token: str, namespaces: str = "") -> int:
         """Returns the status of the answer to the form."""

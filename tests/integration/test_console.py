@@ -5,6 +5,7 @@ import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,10 @@ from tests.integration.console_stand import (
     patch_role,
     run_test_console,
 )
+
+
+def read_form(html: str) -> dict[str, str]:
+    return {name: unescape(value) for name, value in re.findall(r'<input name="(\w+)" value="([^"]*)">', html)}
 
 
 def of_token(server: ApiServer, **given: Any) -> dict[str, Any]:
@@ -49,6 +54,22 @@ async def test_a_viewer_with_every_right_sees_all_roles_and_servers(api_server: 
         assert shown["namespaces"] is None
         assert not shown["servers_hidden"]
         assert shown["viewer"].startswith(f"system:serviceaccount:{namespace}:viewer-")
+
+
+async def test_signing_in_leads_to_the_page_asked_for(api_server: ApiServer, namespace: str) -> None:
+    token = await Accounts(api_server).create(namespace, sees=[namespace])
+    path = f"/roles/{namespace}/a%20b?drifts=all&since=2d"
+    async with run_test_console(**of_token(api_server)) as console, console.browser() as browser:
+        assert await browser.next_page("/") == "/login"
+        login = await browser.next_page(path)
+        form = read_form(await browser.text(login))
+        assert form["page"] == path
+        mistaken = {**form, "token": "wrong", "namespaces": namespace}
+        async with browser.session.post("/login", data=mistaken) as answer:
+            form = read_form(await answer.text())
+        assert form["page"] == path
+        assert await browser.next_page("/login", {**form, "token": token, "namespaces": namespace}) == path
+        assert await browser.next_page(login) == path
 
 
 @pytest.mark.parametrize("by_form", [True, False])

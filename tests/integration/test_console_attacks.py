@@ -9,6 +9,7 @@ import threading
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
+from urllib.parse import urlencode
 
 import anyio
 import pytest
@@ -124,6 +125,31 @@ class TestCrossSiteRequests:
             for site, status in (("cross-site", 403), ("same-site", 403), ("none", 403), ("same-origin", 303)):
                 sent = {**hidden, "Sec-Fetch-Site": site}
                 assert await browser.status("/logout", "POST", data=csrf, headers=sent) == status
+
+    @pytest.mark.parametrize(
+        "page",
+        [
+            "https://evil.example/",
+            "//evil.example/",
+            "/\\evil.example/",
+            "/\t/evil.example/",
+            "\\/evil.example",
+            "javascript:alert(1)",
+            "/roles\r\nSet-Cookie: x=y",
+            "/é",
+            f"/{'x' * 601}",
+        ],
+    )
+    async def test_signing_in_never_leads_to_another_site(
+        self, given: dict[str, Any], api_server: ApiServer, namespace: str, page: str
+    ) -> None:
+        token = await Accounts(api_server).create(namespace, sees=[namespace])
+        async with run_test_console(**given) as console, console.browser() as browser:
+            login = f"/login?{urlencode({'page': page})}"
+            csrf = await browser.form_token(login)
+            data = {"csrf": csrf, "page": page, "token": token, "namespaces": namespace}
+            assert await browser.next_page("/login", data) == "/"
+            assert await browser.next_page(login) == "/"
 
     @pytest.mark.parametrize("site", ["cross-site", "same-site"])
     async def test_embedding_and_fetching_by_another_site_are_refused(

@@ -589,10 +589,11 @@ def test_the_commands_of_a_role_page_name_its_server_if_the_viewer_may_read_it(
         assert f" {command} {arguments}</code>" in html
 
 
-def test_the_login_page_escapes_its_problem() -> None:
-    html = PAGES.render_login('"><b>', SCRIPT)
+def test_the_login_page_escapes_what_it_shows() -> None:
+    html = PAGES.render_login('"><b>', SCRIPT, f'/"{SCRIPT}')
     check_inert(html)
     assert SCRIPT not in html
+    assert '<input type="hidden" name="page" value="/&#34;' in html
 
 
 @pytest.mark.parametrize(
