@@ -56,6 +56,7 @@ _STATUS_LACKS = (
     "observed values",
 )
 _OTHER_DRIFTS = "drifts of roles, and of other databases: read the home database for these"
+_LAST_MINUTE = "perhaps drifts of the last minute in other databases: read these with --database NAME"
 _NAMESPACES = "namespaces of PgRoles, so -n is ignored"
 _SERVER = "The DSN does not say which PgServer it belongs to, so drifts of all are shown: name one with --server."
 
@@ -106,7 +107,7 @@ async def _read(options: argparse.Namespace, choice: ServerChoice) -> History:
         place = await find_history(connection)
         if place.state is HistoryState.READABLE:
             drifts = await list_drifts(connection, since, options.role, options.limit + 1)
-            lacks = () if place.home else (_OTHER_DRIFTS,)
+            lacks: tuple[str, ...] = (_LAST_MINUTE if place.home else _OTHER_DRIFTS,)
             if choice.cluster.namespace is not None:
                 lacks = (*lacks, _NAMESPACES)
             return History(f'database "{place.database}"', drifts, since, options.limit, lacks=lacks)

@@ -100,8 +100,9 @@ async def test_a_namespace_that_a_database_does_not_record_is_said_to_be_ignored
     await record(home)
     answer = await run_command("history", "-n", "shop", PGROLE_DSN=database)
     assert "reader" in answer.out
-    assert "It lacks: namespaces of PgRoles, so -n is ignored." in answer.err
-    assert "It lacks" not in (await run_command("history", PGROLE_DSN=database)).err
+    assert "namespaces of PgRoles, so -n is ignored." in answer.err
+    assert "namespaces" not in (await run_command("history", PGROLE_DSN=database)).err
+    assert "drifts of the last minute in other databases" in answer.err
 
 
 async def test_a_member_of_pg_monitor_reads_the_history_and_another_login_gets_a_remedy(
