@@ -155,8 +155,10 @@ async def end_session(
 async def terminate(server: PostgresServer, purpose: str) -> None:
     connection = await asyncpg.connect(server.dsn())
     query = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE $1"
-    await connection.execute(query, f"pgrole-controller {purpose}")
-    await connection.close()
+    try:
+        await connection.execute(query, f"pgrole-controller {purpose}")
+    finally:  # the session may end, and cancel this, before the answer is here
+        connection.terminate()
 
 
 @pytest.mark.parametrize("purpose", ["work", "listen", "watch", "%"])
