@@ -5,7 +5,7 @@
 WITH relation_with_columns AS MATERIALIZED (
     SELECT DISTINCT t.attrelid AS relation
     FROM pg_catalog.pg_attribute AS t
-    CROSS JOIN LATERAL aclexplode(t.attacl) AS e
+    CROSS JOIN LATERAL aclexplode(t.attacl || '{}'::aclitem[]) AS e -- unpacked once, not for each entry
     WHERE t.attacl IS NOT NULL AND NOT t.attisdropped
       AND (e.grantee = ANY ($1::oid[]) OR (e.grantee = 0 AND t.attrelid >= 16384))
 ),
@@ -79,7 +79,7 @@ CROSS JOIN LATERAL (
         array_agg(textsend(pg_catalog.pg_get_userbyid(a.grantor)::text)) AS grantor_names,
         array_agg(a.privilege_type) AS privileges, array_agg(a.is_grantable) AS grantable,
         bool_or(a.grantee <> 0) AS named
-    FROM aclexplode(coalesce(g.acl, acldefault(g.initial, g.owner))) AS a
+    FROM aclexplode(coalesce(g.acl, acldefault(g.initial, g.owner)) || '{}'::aclitem[]) AS a
     WHERE a.grantee = ANY ($1::oid[]) OR a.grantee = 0
 ) AS e
 CROSS JOIN LATERAL (

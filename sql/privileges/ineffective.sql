@@ -17,7 +17,7 @@ SELECT EXISTS (
             UNION ALL
             SELECT d.datacl, 'd' FROM pg_catalog.pg_database AS d WHERE e.catalog = 'pg_database' AND d.oid = e.oid
         ) AS f (acl, initial)
-        CROSS JOIN LATERAL aclexplode(coalesce(f.acl, acldefault(f.initial, e.owner))) AS a
+        CROSS JOIN LATERAL aclexplode(coalesce(f.acl, acldefault(f.initial, e.owner)) || '{}'::aclitem[]) AS a -- unpacked once
     ) AS h
     WHERE NOT EXISTS (
         SELECT FROM pg_catalog.pg_class AS c

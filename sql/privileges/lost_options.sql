@@ -7,17 +7,17 @@ SELECT
     string_agg(textsend(a.attname::text), '\x00'::bytea ORDER BY a.attnum) AS columns
 FROM pg_catalog.pg_class AS c
 JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
-JOIN pg_catalog.pg_attribute AS a ON a.attrelid = c.oid AND NOT a.attisdropped
+JOIN pg_catalog.pg_attribute AS a ON a.attrelid = c.oid AND NOT a.attisdropped AND a.attacl IS NOT NULL
 -- a database that converts names may hold some that it cannot convert
 JOIN pg_catalog.pg_roles AS r ON r.rolname = ANY ($1::name[])
     OR CASE WHEN cardinality($2::bytea[]) > 0
         THEN decode(replace(r.rolname::text, '\', '\\'), 'escape') = ANY ($2::bytea[]) ELSE false END
 CROSS JOIN LATERAL (
-    SELECT DISTINCT e.grantor, e.privilege_type FROM aclexplode(a.attacl) AS e WHERE e.grantor = r.oid
+    SELECT DISTINCT e.grantor, e.privilege_type FROM aclexplode(a.attacl || '{}'::aclitem[]) AS e WHERE e.grantor = r.oid
 ) AS g
 CROSS JOIN LATERAL (
     SELECT EXISTS (
-        SELECT FROM aclexplode(a.attacl) AS k
+        SELECT FROM aclexplode(a.attacl || '{}'::aclitem[]) AS k -- unpacked once, not for each entry
         WHERE k.grantee = g.grantor AND k.grantor = c.relowner AND k.privilege_type = g.privilege_type
     ) AS kept
 ) AS h

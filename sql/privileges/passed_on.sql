@@ -19,6 +19,6 @@ CROSS JOIN LATERAL (
     UNION ALL
     SELECT '', p.proacl FROM pg_catalog.pg_proc AS p WHERE w.catalog = 'pg_catalog.pg_proc'::regclass AND p.oid = w.oid
 ) AS o
-CROSS JOIN LATERAL aclexplode(o.acl) AS e
-WHERE e.grantor = w.role AND e.grantee <> w.role
+CROSS JOIN LATERAL aclexplode(o.acl || '{}'::aclitem[]) AS e -- unpacked once, not for each entry
+WHERE o.acl IS NOT NULL AND e.grantor = w.role AND e.grantee <> w.role
 GROUP BY w.role, w.catalog, w.oid, e.privilege_type, o.column_name

@@ -80,15 +80,16 @@ DECLARE
             SELECT
                 format('TABLE %I.%I', n.nspname, c.relname) AS object, format(' (%I)', a.attname) AS part,
                 e.grantor, e.privilege_type, EXISTS (
-                    SELECT FROM aclexplode(a.attacl) AS k
+                    SELECT FROM aclexplode(a.attacl || '{}'::aclitem[]) AS k
                     WHERE (k.grantee, k.grantor, k.privilege_type) = (e.grantor, c.relowner, e.privilege_type)
                 ) AS kept
             FROM held AS h
             JOIN pg_catalog.pg_attribute AS a
                 ON h.classid = 'pg_catalog.pg_class'::regclass AND a.attrelid = h.objid AND a.attnum = h.objsubid
+                AND a.attacl IS NOT NULL
             JOIN pg_catalog.pg_class AS c ON c.oid = a.attrelid
             JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
-            CROSS JOIN LATERAL aclexplode(a.attacl) AS e
+            CROSS JOIN LATERAL aclexplode(a.attacl || '{}'::aclitem[]) AS e
             WHERE h.objsubid <> 0 AND e.grantee = $1 AND NOT EXISTS (
                 SELECT FROM aclexplode(coalesce(c.relacl, '{}') || a.attacl) AS w
                 WHERE (w.grantee, w.privilege_type) = (e.grantor, e.privilege_type) AND w.is_grantable
@@ -102,11 +103,11 @@ DECLARE
             string_agg(e.privilege_type || o.part, ', ') FILTER (WHERE NOT l.kept) AS lent,
             string_agg(e.privilege_type || o.part, ', ') FILTER (WHERE l.kept) AS lent_option
         FROM objects AS o
-        CROSS JOIN LATERAL aclexplode(o.acl) AS e
+        CROSS JOIN LATERAL aclexplode(o.acl || '{}'::aclitem[]) AS e
         LEFT JOIN lost AS l
             ON (l.object, l.part, l.grantor, l.privilege_type) = (o.object, o.part, e.grantor, e.privilege_type)
         JOIN pg_catalog.pg_roles AS g ON g.oid = e.grantor
-        WHERE e.grantee = $1 AND e.grantor <> o.owner
+        WHERE o.acl IS NOT NULL AND e.grantee = $1 AND e.grantor <> o.owner
         GROUP BY o.object, o.schemas, g.oid, g.rolname, g.rolsuper, e.is_grantable
         ORDER BY e.is_grantable, o.object, g.rolname
     $granted$;
@@ -124,14 +125,15 @@ DECLARE
     -- by oid, whatever the roles are called
     schema_acls CONSTANT text := $schema_acls$
         SELECT string_agg(format('%s %s', n.oid, e), ' ' ORDER BY n.oid, e.grantor, e.grantee, e.privilege_type)
-        FROM pg_catalog.pg_namespace AS n CROSS JOIN LATERAL aclexplode(coalesce(n.nspacl, acldefault('n', n.nspowner))) AS e
+        FROM pg_catalog.pg_namespace AS n
+        CROSS JOIN LATERAL aclexplode(coalesce(n.nspacl, acldefault('n', n.nspowner)) || '{}'::aclitem[]) AS e
         WHERE n.oid = ANY ($1)
     $schema_acls$;
     column_acls CONSTANT text := $column_acls$
         SELECT string_agg(format('%s %s', a.attnum, e), ' ' ORDER BY a.attnum, e.grantor, e.grantee, e.privilege_type)
         FROM pg_catalog.pg_class AS c
-        JOIN pg_catalog.pg_attribute AS a ON a.attrelid = c.oid
-        CROSS JOIN LATERAL aclexplode(a.attacl) AS e
+        JOIN pg_catalog.pg_attribute AS a ON a.attrelid = c.oid AND a.attacl IS NOT NULL
+        CROSS JOIN LATERAL aclexplode(a.attacl || '{}'::aclitem[]) AS e
         JOIN pg_catalog.pg_roles AS r ON r.oid = e.grantor
         WHERE c.oid = $1::regclass AND (e.grantor = c.relowner OR r.rolname = current_user)
     $column_acls$;
