@@ -68,7 +68,7 @@ async def open_detector(
                 raise
             why = error.message
             if isinstance(error, watch.NotDelivered):
-                await_better = partial(_await_delivery, endpoint, found, min(watch.DELIVERY_SECONDS, 300 * interval))
+                await_better = partial(_await_delivery, endpoint, found, min(error.seconds, 300 * interval))
     if detection is Mode.RESYNC:
         return await stack.enter_async_context(_resyncing(endpoint, found))
     why = why if detection is Mode.AUTO else ""

@@ -84,7 +84,10 @@ _TABLE: dict[str, Callable[[str], PgRoleError]] = {
         f"PostgreSQL: {text}: max_stack_depth is too low for the controller's role or database; raise it",
     ),
     "53100": lambda text: Transient(Reason.SERVER_NOT_READY, f"the server's disk is full; free some space: {text}"),
-    "53200": lambda text: Transient(Reason.SERVER_NOT_READY, f"the server is out of memory; see its log: {text}"),
+    "53200": lambda text: Transient(
+        Reason.SERVER_NOT_READY,
+        f"the server is out of memory, or has no room for more locks (max_locks_per_transaction); see its log: {text}",
+    ),
     "53300": lambda text: Transient(
         Reason.SERVER_NOT_READY,
         "the server has no connection left for the controller; close some, or raise max_connections or the "

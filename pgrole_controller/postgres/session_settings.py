@@ -112,13 +112,14 @@ class OptionalSettings:
         return (code == _CLOSED or not code.startswith(_OWN)) and self.guess()
 
     def explain(self, error: asyncpg.PostgresError, cause: PgRoleError) -> PgRoleError:
-        """`cause`, the error of the login, with a remedy if a login event trigger may be the reason."""
+        """`cause`, the error of the login, with remedies if a login event trigger may be the reason."""
         if _LOGIN_TIMEOUT not in self.asked or not _is_of_function(error):
             return cause
         return Transient(
             Reason.SERVER_NOT_READY,
-            f"{cause.message}. If a login event trigger of the database fails or takes longer than {LOGIN_SECONDS} s, "
-            f"a superuser can connect with PGOPTIONS='-c event_triggers=off' and run ALTER EVENT TRIGGER … DISABLE",
+            f"{cause.message}. Either a login event trigger of the database fails or takes longer than "
+            f"{LOGIN_SECONDS} s: a superuser can connect with PGOPTIONS='-c event_triggers=off' and run ALTER EVENT "
+            f"TRIGGER … DISABLE. Or a session locks a system catalog there, which pg_locks shows in another database",
         )
 
 

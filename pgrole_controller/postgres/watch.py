@@ -120,11 +120,15 @@ DELIVERY_SECONDS = 300.0
 
 
 class NotDelivered(Transient):
-    """Notifications of one connection do not arrive on the other."""
+    """Notifications of one connection do not arrive on the other. `seconds`: between two attempts."""
+
+    seconds = DELIVERY_SECONDS
 
 
 class QueueFull(NotDelivered):
     """PostgreSQL accepts no notification, since some session has read none of very many."""
+
+    seconds = 15.0
 
 
 #: PostgreSQL's own, of a COMMIT that notifies.

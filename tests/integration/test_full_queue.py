@@ -13,7 +13,7 @@ from pgrole_controller.local.process import reached
 from pgrole_controller.postgres.connection import Endpoint
 from pgrole_controller.postgres.privileges import database_session
 from pgrole_controller.postgres.session import Session, run_session
-from pgrole_controller.postgres.watch import ChangeCallbacks, NotDelivered
+from pgrole_controller.postgres.watch import ChangeCallbacks, NotDelivered, QueueFull
 from tests.integration.database_world import READ, DatabaseWorkerWorld, full_queue, make_world
 from tests.servers import Servers
 
@@ -38,7 +38,7 @@ async def attend(server: PostgresServer, asked: Mode, seconds: float) -> Session
         Endpoint(server.dsn()),
         "c1",
         detection=asked,
-        interval=0.005,
+        interval=1.0,
         may_install=True,
         callbacks=ChangeCallbacks(),
         work=work,
@@ -48,7 +48,10 @@ async def attend(server: PostgresServer, asked: Mode, seconds: float) -> Session
 
 @pytest.mark.slow
 @since_17
-async def test_roles_are_polled_until_the_queue_has_room(server: PostgresServer) -> None:
+async def test_roles_are_polled_until_the_queue_has_room(
+    server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(QueueFull, "seconds", 1.0)
     assert (await attend(server, Mode.AUTO, 0.0)).detection.mode is Mode.WATCH
     ended: list[Session] = []
 

@@ -32,6 +32,7 @@ OF_OTHERS = (
     "root certificate file",
     "not currently accepting connections",
     "Too many open files",
+    "connection was closed in the middle",
 )
 PUT_TOGETHER = {
     "did not end within 10 s",
