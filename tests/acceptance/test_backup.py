@@ -9,13 +9,15 @@ import pytest_asyncio
 
 from pgrole_controller.local.apiserver import ApiServer
 from tests.acceptance.shell import CommandShell, blocks, make_shell
-from tests.acceptance.team_objects import TeamObjects, open_team_objects
-from tests.acceptance.world import running
+from tests.acceptance.team_objects import SERVER, TeamObjects, open_team_objects
+from tests.acceptance.world import Json, Kube, running
 from tests.servers import Servers
 
 pytestmark = pytest.mark.slow
 
-OBJECTS, SECRETS = blocks("upgrade.md", "Restore")[1:3]
+CREATION, REPLACEMENT, SECRETS = blocks("upgrade.md", "Restore")[1:4]
+#: The PgServer still exists, so the first command fails.
+OBJECTS = f"if {{ {CREATION}}}; then false; fi\n{REPLACEMENT}"
 SCHEMA = blocks("upgrade.md", "Restore")[-1]
 ROLES = "SELECT a.oid, a.rolname, a.rolpassword FROM pg_authid AS a WHERE a.oid >= 16384 ORDER BY a.oid"
 
@@ -77,6 +79,49 @@ async def test_restored_objects_have_their_roles_and_with_the_secrets_their_pass
         assert (await passwords(team_objects))["app-connection"] != texts["app-connection"]
         await team_objects.kube.delete("passing")
         await team_objects.kube.wait_gone("passing")
+
+
+async def test_after_a_restore_whoever_applied_a_field_can_remove_it(
+    team_objects: TeamObjects, shell: CommandShell
+) -> None:
+    """As a GitOps tool does that applies on the server."""
+    kube, database = team_objects.kube, team_objects.database
+    labels, spec = {"exposed": "yes", "team": "a"}, {"serverRef": {"name": SERVER}, "login": True}
+    declared = {
+        **spec,
+        "memberOf": [{"role": "pg_monitor"}, {"role": "readers"}],
+        "password": {"generate": {}},
+        "connectionSecret": {"name": "synced", "template": {"metadata": {"labels": labels}}},
+    }
+    async with running(team_objects.controller()):
+        await kube.apply("readers", serverRef={"name": SERVER})
+        await synchronize(kube, declared)
+        await kube.wait_all_ready()
+        await kube.patch_secret("synced", {"metadata": {"labels": {"of-another": "kept"}}})
+        await back_up(shell)
+        await delete_as_kubernetes_does(team_objects)
+    await team_objects.servers.patch(SERVER, {"spec": {"resyncInterval": "2h"}})  # it still exists
+    for script in (OBJECTS, SECRETS):
+        await shell.run(script)
+    async with running(team_objects.controller()):
+        await kube.wait_all_ready()
+        del labels["exposed"]
+        await synchronize(kube, {**declared, "memberOf": [{"role": "readers"}]})
+        await kube.wait_secret("synced", lambda secret: "exposed" not in secret["metadata"]["labels"], "without label")
+        held = "SELECT array_agg(roleid::regrole::text) FROM pg_auth_members WHERE member = 'synced'::regrole"
+        await database.wait_value(held, ["readers"])
+        assert (await kube.wait_secret("synced"))["metadata"]["labels"] == {"of-another": "kept", "team": "a"}
+    server = await team_objects.servers.get(SERVER)
+    assert server is not None
+    assert server["spec"]["resyncInterval"] == "1h"
+
+
+async def synchronize(kube: Kube, spec: Json) -> None:
+    body = {"apiVersion": "pgrole.dev/v1alpha1", "kind": "PgRole", "metadata": {"name": "synced"}, "spec": spec}
+    query = {"fieldManager": "gitops", "force": "true"}
+    await kube.server.request(
+        "PATCH", kube.path("synced"), body, content_type="application/apply-patch+yaml", query=query
+    )
 
 
 @pytest.mark.since(17, "the dump that the tests' pg_dump writes requires 17 or later")

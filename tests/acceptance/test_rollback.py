@@ -95,6 +95,9 @@ async def roll_back_with_older_crds(team_objects: TeamObjects, orders: asyncpg.C
     assert not await is_declared(team_objects, SECOND)
     await shell.run(bring_back)
     assert await is_declared(team_objects, SECOND)
+    restored = await team_objects.kube.get(SECOND) or {}
+    managers = {one["manager"] for one in restored["metadata"]["managedFields"] if "f:spec" in one["fieldsV1"]}
+    assert managers == {"test"}, "whoever applied the fields can remove them"
     async with running(team_objects.controller()) as controller:
         await reconcile(team_objects, SECOND)
         await controller.rest()
