@@ -4,7 +4,7 @@ import re
 from datetime import datetime
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, StrictBool, model_validator
+from pydantic import AfterValidator, Field, StrictBool, model_validator
 from pydantic_core import PydanticCustomError
 
 from pgrole_controller.api.meta import UNIQUE, Condition, Integer, Model, ObjectMeta, Pattern, check_name, name_schema
@@ -33,10 +33,31 @@ _NO_CA = "spec.connection.sslMode verify-ca requires spec.connection.caRef: add 
 _CA = "spec.connection.caRef requires sslMode verify-ca or verify-full: set one of them, or remove caRef"
 _DATABASE_SIZE = "spec.connection.database must have 1 to 63 bytes (UTF-8), like every name in PostgreSQL"
 _DATABASE_NUL = "spec.connection.database must not contain NUL (U+0000): remove it"
+_PORT = "a host must not contain a port: set spec.connection.port, which applies to every host"
 _HOST = re.compile(r"^(::)?[A-Za-z0-9]([-A-Za-z0-9._:]*[A-Za-z0-9])?$")
 
+#: An IPv6 address has at least two colons.
+_WITH_PORT = "^[^:]+:[0-9]+$"
+
 Method = Literal["password", "md5", "scram-sha-256", "none"]
-Host = Annotated[str, Field(min_length=1, max_length=LONGEST_NAME, pattern=_HOST.pattern)]
+
+
+def _check_no_port(host: str) -> str:
+    if re.fullmatch(_WITH_PORT, host):
+        raise PydanticCustomError("port", _PORT)
+    return host
+
+
+Host = Annotated[
+    str,
+    Field(
+        min_length=1,
+        max_length=LONGEST_NAME,
+        pattern=_HOST.pattern,
+        json_schema_extra=rules(rule(f"!self.matches('{_WITH_PORT}')", _PORT)),
+    ),
+    AfterValidator(_check_no_port),
+]
 
 
 class CaRef(Model):
@@ -75,7 +96,9 @@ class ServerConnection(Model):
     """How the controller connects to the server."""
 
     hosts: list[Host] = Field(
-        description="Host names or addresses. The controller uses the first host that is not in recovery.",
+        description=(
+            "Host names or addresses, without a port. The controller uses the first host that is not in recovery."
+        ),
         min_length=1,
         max_length=16,
         json_schema_extra=list_schema(16, "atomic", least=1),

@@ -26,11 +26,12 @@ PRESENT = None
 #: A field that neither release knows.
 LATER = "ofALaterRelease"
 #: Two spellings of one parameter, of which one was never applied, names that are too long for a database or have NUL,
-#: keys that are too long for a label, and a time with more than 43 decimals. Other fields of such objects can still be
-#: changed.
+#: keys that are too long for a label, a time with more than 43 decimals, and hosts with a port, to which no one can
+#: connect. Other fields of such objects can still be changed.
 REFUSED_SINCE = {
     ".spec.databaseParameters.items.database: x-kubernetes-validations",
     ".spec.connection.database: x-kubernetes-validations",
+    ".spec.connection.hosts.items: x-kubernetes-validations",
     ".spec.parameters: x-kubernetes-validations",
     ".spec.databaseParameters.items.parameters: x-kubernetes-validations",
     ".spec.connectionSecret.template.metadata.labels: x-kubernetes-validations",
@@ -255,7 +256,7 @@ async def test_objects_that_no_longer_could_be_created_can_be_changed_and_their_
     metadata = {"labels": odd, "annotations": odd}
     long = f"2027-01-01T00:00:00.{'0' * 60}Z"
     await kube.apply("odd", connectionSecret={"name": "odd", "template": {"metadata": metadata}}, validUntil=long)
-    connection = {"hosts": ["db.example"], "credentialsSecretRef": {"name": "admin"}}
+    connection = {"hosts": ["db.example:5432"], "credentialsSecretRef": {"name": "admin"}}
     server = {"apiVersion": "pgrole.dev/v1alpha1", "kind": "PgServer", "metadata": {"name": "odd"}}
     spec = {"connection": connection, "allow": {"namespaces": {"matchLabels": odd}}}
     await kube.server.request("POST", "/apis/pgrole.dev/v1alpha1/pgservers", server | {"spec": spec})

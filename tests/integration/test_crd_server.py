@@ -51,6 +51,10 @@ async def test_api_server_and_models_have_the_same_defaults(api_server: ApiServe
         ({}, "spec.connection: Required value"),
         ({"connection": {**_CONNECTION, "hosts": []}}, "should have at least 1 items"),
         ({"connection": {**_CONNECTION, "hosts": ["/var/run/postgresql"]}}, "spec.connection.hosts"),
+        (
+            {"connection": {**_CONNECTION, "hosts": ["::1", "pg-1.example:5432"]}},
+            'hosts[1]: Invalid value: "pg-1.example:5432": a host must not contain a port: set spec.connection.port',
+        ),
         ({"connection": {**_CONNECTION, "port": 0}}, "spec.connection.port"),
         ({"connection": {**_CONNECTION, "sslMode": "prefer"}}, "spec.connection.sslMode: Unsupported value"),
         (
@@ -119,7 +123,7 @@ async def test_a_full_spec_is_admitted(api_server: ApiServer) -> None:
     spec: dict[str, Any] = {
         "connection": {
             **_CONNECTION,
-            "hosts": ["pg-1.example", "10.0.0.1", "2001:db8::1", "::1"],
+            "hosts": ["pg-1.example", "10.0.0.1", "2001:db8::1", "::1", "::ffff:1", "1::5432"],
             "caRef": {"kind": "Secret", "name": "ca", "key": "tls.crt"},
             "requireAuth": ["password", "md5", "scram-sha-256", "none"],
         },
@@ -198,6 +202,10 @@ async def test_plan_reads_nulls_as_the_api_server_does(api_server: ApiServer) ->
     [
         ({"connection": {**_CONNECTION, "port": "5432"}}, "spec.connection.port: must be a valid integer"),
         ({"connection": {**_CONNECTION, "hosts": None}}, "spec.connection.hosts: Field required"),
+        (
+            {"connection": {**_CONNECTION, "hosts": ["10.0.0.1:5432"]}},
+            "spec.connection.hosts.0: a host must not contain",
+        ),
         (
             {"connection": _CONNECTION, "databases": {"matchNames": ["*"], "max": True}},
             "spec.databases.max: must be a valid integer",
