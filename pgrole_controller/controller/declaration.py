@@ -15,6 +15,7 @@ from pgrole_controller.controller.objects import age_of, generation_of
 from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient, Waiting
+from pgrole_controller.core.names import NAMESPACE, find_unknown_placeholders, name_some
 from pgrole_controller.core.policy import NOTHING_ALLOWED, Requirement, ServerPolicy
 from pgrole_controller.core.privileges.acl import TABLE_KINDS, ObjectKind
 from pgrole_controller.core.privileges.grantee import PrivilegePolicy, PrivilegeRule
@@ -34,11 +35,12 @@ from pgrole_controller.kube.secrets import read_secret
 from pgrole_controller.kube.stored_object import Stored
 from pgrole_controller.kube.unvalidated import mapping, parse
 from pgrole_controller.postgres.connection import Endpoint, PasswordFactory
+from pgrole_controller.postgres.tls import read_ca
 
 if TYPE_CHECKING:  # imported with the first object: `api.reading`
     from pgrole_controller.api.pgserver import CaRef, PgServer, PgServerSpec, ServerConnection
     from pgrole_controller.api.server_databases import AllowedPrivileges, AttributionSpec, HistorySpec
-    from pgrole_controller.api.server_policy import NamespaceSelector
+    from pgrole_controller.api.server_policy import Allow, NamespaceSelector
 
 
 #: Timeout of reading what a PgServer's connection is made from, in seconds.
@@ -154,7 +156,26 @@ def declare(stored: Stored, server: "PgServer", forbidden_metadata: tuple[str, .
         age=age_of(stored),
         generation=generation_of(stored),
         connection=connection.model_dump_json(),
+        caveat=_explain_placeholders(allow),
     )
+
+
+def _explain_placeholders(allow: "Allow") -> str:
+    """Names what looks like a placeholder and is none. PostgreSQL permits such names, so it is no error."""
+    rules = allow.privileges or ()
+    fields = {
+        "roleNames": allow.role_names,
+        "memberOf": allow.member_of,
+        "reassignTo": allow.reassign_to,
+        "privileges[].databases": [pattern for rule in rules for pattern in rule.databases or ()],
+        "privileges[].schemas": [pattern for rule in rules for pattern in rule.schemas or ()],
+        "privileges[].ownedBy": [pattern for rule in rules for pattern in rule.owned_by or ()],
+    }
+    unknown = {field: find_unknown_placeholders(patterns) for field, patterns in fields.items()}
+    found = [f"spec.allow.{field}: {name_some(some)}" for field, some in unknown.items() if some]
+    if not found:
+        return ""
+    return f"{', '.join(found)}: no placeholder, so it matches only itself; the only one is {NAMESPACE}"
 
 
 def _databases(spec: "PgServerSpec") -> DatabasesConfig | None:
@@ -233,7 +254,7 @@ async def _read_ca(client: Client, reference: "CaRef", own_namespace: str) -> st
         secret = await read_secret(client, Key(own_namespace, reference.name))
         if secret is None:
             raise Waiting(Reason.SERVER_NOT_READY, missing)
-        return _decode(which, secret.data, reference.key)
+        return await _check_ca(which, reference.key, _decode(which, secret.data, reference.key))
     try:
         answer = await client.request("GET", CONFIGMAPS.path(own_namespace, reference.name))
     except ApiError as error:
@@ -243,6 +264,14 @@ async def _read_ca(client: Client, reference: "CaRef", own_namespace: str) -> st
     text = (parse(answer).get("data") or {}).get(reference.key)
     if not isinstance(text, str) or not text.strip():
         raise Waiting(Reason.SERVER_NOT_READY, f'{which} has no key "{reference.key}", or it is empty: set it')
+    return await _check_ca(which, reference.key, text)
+
+
+async def _check_ca(which: str, key: str, text: str) -> str:
+    try:
+        await anyio.to_thread.run_sync(read_ca, text)
+    except Refused as error:
+        raise error.reword(f'{which}, key "{key}": {error.message}') from None
     return text
 
 

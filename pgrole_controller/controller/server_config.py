@@ -22,6 +22,7 @@ class ServerConfig:
     `databases` None: no connection to any database but the home database. `age`: creationTimestamp, then uid; decides
     between two declarations of one server. `generation`: of the PgServer. `connection`: spec.connection, as JSON.
     `outdated`: the declared connection cannot be read (`problem`), and `endpoint` is that of an earlier one.
+    `caveat`: what may not be meant as it is declared; empty if nothing.
     """
 
     name: str
@@ -41,6 +42,7 @@ class ServerConfig:
     lapsed: bool = field(default=False, compare=False)
     connection: str = field(default="", compare=False)
     outdated: bool = field(default=False, compare=False)
+    caveat: str = field(default="", compare=False)
 
     @property
     def uid(self) -> str:

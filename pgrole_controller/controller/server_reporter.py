@@ -370,7 +370,7 @@ def _state(worker: ServerWorker) -> Outcome:
 def _describe_connection(server: ServerConfig) -> Outcome:
     """The state of a server with a session, whose Secret or ConfigMap may be missing or not readable."""
     if server.problem is None:
-        return CONNECTED
+        return replace(CONNECTED, message=f"{CONNECTED.message}; {server.caveat}") if server.caveat else CONNECTED
     why = server.problem.message
     if server.outdated:
         return of_error(server.problem.reword(f"{why}: the current session uses the former spec.connection"))

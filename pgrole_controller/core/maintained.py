@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from pgrole_controller.core.diff import Change, RevokeMembership, RevokeOption, SetAttribute, SetParameter, diff
 from pgrole_controller.core.errors import PgRoleError, Reason, Waiting
-from pgrole_controller.core.names import quote_some
+from pgrole_controller.core.names import explain_names, quote_some
 from pgrole_controller.core.policy import Policy, References, is_only_for_superusers, may_pass_on, why_not_joined
 from pgrole_controller.core.role import POWERS, Role, digest
 from pgrole_controller.core.state import Desired
@@ -25,14 +25,14 @@ def without_missing(desired_role: Role, references: References) -> tuple[Role, d
         names = quote_some(missing)
         text = (
             f"spec.memberOf: these roles do not exist yet: {names}: create or declare them. The controller grants each "
-            "once it exists"
+            f"once it exists{explain_names(missing)}"
         )
         pending["member_of"] = Waiting(Reason.MEMBERSHIP_PENDING, text)
     if absent:
         names = quote_some(absent)
         text = (
             f"spec.databaseParameters: these databases do not exist yet: {names}: create them, or remove them from "
-            "spec. The controller looks for them again within 5 minutes"
+            f"spec. The controller looks for them again within 5 minutes{explain_names(absent)}"
         )
         pending["database_parameters"] = Waiting(Reason.DATABASE_ERROR, text)
     if not pending:

@@ -12,6 +12,7 @@ from fnmatch import fnmatchcase
 NAMESPACE = "{namespace}"
 
 _PLAIN = re.compile(r"[\w$-]+", re.ASCII)
+_PLACEHOLDER = re.compile(r"\{[^{}]*\}")
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:
@@ -29,6 +30,16 @@ def names_itself(name: str, patterns: Iterable[str]) -> bool:
 
 def is_pattern(name: str) -> bool:
     return "*" in name or "?" in name
+
+
+def explain_names(missing: Iterable[str]) -> str:
+    """Returns what to add to the message that these names do not exist, where patterns are not allowed."""
+    return " (names here are not patterns: * and ? match only themselves)" if any(map(is_pattern, missing)) else ""
+
+
+def find_unknown_placeholders(patterns: Iterable[str]) -> list[str]:
+    """Returns what looks like NAMESPACE in these patterns and is not: it stands for itself."""
+    return sorted({one for pattern in patterns for one in _PLACEHOLDER.findall(pattern)} - {NAMESPACE})
 
 
 def compile_patterns(patterns: Iterable[str]) -> re.Pattern[str]:

@@ -6,7 +6,7 @@ from enum import Enum
 
 from pgrole_controller.core.approval import UNFIT
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, RefusedForNow, WaitingForDatabases
-from pgrole_controller.core.names import cut_middle, name_some
+from pgrole_controller.core.names import cut_middle, name_some, quote_some
 from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.privileges.granted_privileges import LONGEST_OF_DATABASE, GrantedPrivileges
 
@@ -146,8 +146,20 @@ def add_privileges(outcome: Outcome, privileges: GrantedPrivileges, expected: Se
     if privileges.reported:
         return replace(_of_reported(outcome, privileges), by_databases=outcome.ready)
     if outcome.ready:
-        return replace(outcome, message=mention_privileges(outcome.message))
+        return replace(outcome, message=mention_privileges(outcome.message) + _explain_idle_creators(privileges))
     return outcome
+
+
+def _explain_idle_creators(privileges: GrantedPrivileges) -> str:
+    """Default privileges are set in schemas, so creators without schemas have no effect."""
+    declared = privileges.grantee.declared.values() if privileges.grantee is not None else ()
+    idle = sorted(one.database for one in declared if one.created_by and not one.schemas)
+    if not idle:
+        return ""
+    return (
+        f"; spec.privileges: createdBy has no effect in database {quote_some(idle)}, for which no schemas are listed: "
+        "list them, or remove it"
+    )
 
 
 def _add_errors(outcome: Outcome, errors: Mapping[str, PgRoleError], privileges: GrantedPrivileges) -> Outcome:

@@ -81,13 +81,16 @@ def _trust(ca: str) -> ssl.SSLContext:
     identifier, which many operators and scripts create and libpq accepts. VERIFY_X509_PARTIAL_CHAIN accepts an
     intermediate certificate alone, which libpq rejects.
     """
-    context = ssl.create_default_context(cadata=_read(ca))
+    context = ssl.create_default_context(cadata=read_ca(ca))
     context.verify_flags &= ~(ssl.VERIFY_X509_STRICT | ssl.VERIFY_X509_PARTIAL_CHAIN)
     return context
 
 
-def _read(ca: str) -> str:
-    """The certificates, verified to be readable. Comments in a bundle may be in any language; only PEM is ASCII."""
+def read_ca(ca: str) -> str:
+    """The certificates, verified to be readable. Comments in a bundle may be in any language; only PEM is ASCII.
+
+    Raises Refused.
+    """
     text = ca.encode("ascii", "replace").decode("ascii")
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=text)

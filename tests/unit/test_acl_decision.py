@@ -650,6 +650,12 @@ class TestPending:
         assert f"table app.{name}:" in waiting.message
         assert waiting.message.endswith("without double quotes)") == explained
 
+    @pytest.mark.parametrize(("name", "explained"), [("*", True), ("absent_?", True), ("absent", False)])
+    def test_a_missing_creator_whose_name_looks_like_a_pattern_is_explained(self, name: str, explained: bool) -> None:
+        (waiting,) = decide(grantee(replace(READ, created_by=(name,))), observe()).pending
+        assert f"role {name} (createdBy):" in waiting.message
+        assert waiting.message.endswith("(names here are not patterns: * and ? match only themselves)") == explained
+
     def test_a_routine_is_found_by_aliases_of_its_argument_types(self) -> None:
         names = ("close(int8, variadic timestamptz[])", "open()")
         declared = of_objects(ObjectPrivileges(ObjectKind.ROUTINE, "app", names, frozenset({"EXECUTE"})))

@@ -24,14 +24,26 @@ from pgrole_controller.kube.stored_object import pack
 
 
 class OneSecret:
-    async def request(self, *_: object, **__: object) -> bytes:
-        data = {key: b64encode(b"x").decode() for key in ("username", "password")}
+    """Stands for every Secret and ConfigMap."""
+
+    async def request(self, _: str, path: str, **__: object) -> bytes:
         metadata = {"name": "admin", "namespace": "default", "uid": "s", "resourceVersion": "1"}
+        if "/configmaps/" in path:
+            return json.dumps({"metadata": metadata, "data": {"ca.crt": "x"}}).encode()
+        data = {key: b64encode(b"x").decode() for key in ("username", "password", "tls.crt")}
         return json.dumps({"metadata": metadata, "type": "Opaque", "data": data}).encode()
 
 
 async def declare(**spec: Any) -> ServerConfig:
-    connection = {"hosts": ["pg"], "sslMode": "disable", "credentialsSecretRef": {"name": "admin"}}
+    server = await read(**spec)
+    assert server.problem is None
+    return server
+
+
+async def read(ca: dict[str, str] | None = None, **spec: Any) -> ServerConfig:
+    connection: dict[str, Any] = {"hosts": ["pg"], "sslMode": "disable", "credentialsSecretRef": {"name": "admin"}}
+    if ca is not None:
+        connection |= {"sslMode": "verify-full", "caRef": ca}
     metadata = {"name": "main", "uid": "u", "resourceVersion": "1", "generation": 1}
     metadata["creationTimestamp"] = "2027-01-01T00:00:00Z"
     store = Store()
@@ -47,9 +59,7 @@ async def declare(**spec: Any) -> ServerConfig:
     )
     stored = store.get(Key("", "main"))
     assert stored is not None
-    server = await read_declaration(cast("Client", OneSecret()), stored, ControllerConfig())
-    assert server.problem is None
-    return server
+    return await read_declaration(cast("Client", OneSecret()), stored, ControllerConfig())
 
 
 def privileges(server: ServerConfig, namespace: str = "shop") -> PrivilegePolicy:
@@ -128,6 +138,27 @@ async def test_an_invalid_retention_is_refused_with_its_field(text: str) -> None
 async def test_attribution_is_as_declared() -> None:
     server = await declare(attribution={"auditLog": "Pgaudit", "expose": "Full"})
     assert server.attribution == AttributionConfig(AuditSource.PGAUDIT, exposes_all=True)
+
+
+@pytest.mark.parametrize(("kind", "key"), [("ConfigMap", "ca.crt"), ("Secret", "tls.crt")])
+async def test_a_ca_that_is_not_readable_is_named(kind: str, key: str) -> None:
+    server = await read(ca={"kind": kind, "name": "pg-ca", "key": key})
+    assert server.endpoint is None
+    assert server.problem is not None
+    assert server.problem.message.startswith(
+        f'spec.connection.caRef: {kind} "pg-ca" in namespace default, key "{key}": the CA is not readable: provide'
+    )
+
+
+async def test_what_looks_like_a_placeholder_and_is_none_is_named_with_its_field() -> None:
+    names = ["{namespace}_*", "{ns}_*", "{Namespace}"]
+    rules = [{"schemas": ["{namespace}"]}, {"databases": ["{team}"], "ownedBy": names}]
+    server = await declare(allow={"roleNames": names, "memberOf": ["{namespace}_readers"], "privileges": rules})
+    assert server.caveat.startswith(
+        "spec.allow.roleNames: {Namespace}, {ns}, spec.allow.privileges[].databases: {team}, "
+        "spec.allow.privileges[].ownedBy: {Namespace}, {ns}: no placeholder"
+    )
+    assert (await declare(allow={"roleNames": ["{namespace}_*"]})).caveat == ""
 
 
 async def test_changing_these_fields_does_not_end_the_session() -> None:

@@ -322,6 +322,15 @@ class TestDriftPolicy:
         assert plan.reported == ()
         assert SetAttribute("app", "createdb", False) in plan.changes
 
+    @pytest.mark.parametrize(("name", "explained"), [("team_*", True), ("team_?", True), ("team_a", False)])
+    def test_a_missing_name_that_looks_like_a_pattern_is_explained(self, name: str, explained: bool) -> None:
+        role = replace(DESIRED, member_of=(Membership(name),), database_parameters=((name, (("a.b", "1"),)),))
+        plan = decide(desired(role=role), Observed(), SERVER, replace(POLICY, member_of=("*",)))
+        assert [error.reason for error in plan.pending] == [Reason.MEMBERSHIP_PENDING, Reason.DATABASE_ERROR]
+        for error in plan.pending:
+            assert f'"{name}"' in error.message
+            assert ("names here are not patterns" in error.message) == explained
+
     def test_a_lost_claim_is_restored_although_drift_is_only_reported(self) -> None:
         proof = Proof("app", OID, SERVER.system_identifier, digest(DESIRED))
         drifted = ObservedRole(OID, replace(DESIRED, createdb=True))

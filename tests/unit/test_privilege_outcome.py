@@ -24,7 +24,14 @@ from pgrole_controller.core.outcome import (
 )
 from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.privileges.granted_privileges import GrantedPrivileges
-from pgrole_controller.core.privileges.grantee import DatabasePrivileges, Grantee, PrivilegePolicy, Refusal
+from pgrole_controller.core.privileges.grantee import (
+    Access,
+    DatabasePrivileges,
+    Grantee,
+    PrivilegePolicy,
+    Refusal,
+    SchemaAccess,
+)
 from pgrole_controller.core.privileges.privilege_policy import find_problems
 from pgrole_controller.core.privileges.privilege_result import DriftAuthor, Evidence, PrivilegeDrift, PrivilegeResult
 from pgrole_controller.core.request import Key
@@ -70,6 +77,19 @@ class TestTheOutcome:
         outcome = merge(known(LAKE, ORDERS))
         assert (outcome.phase, outcome.reason) == (Phase.DONE, Reason.RECONCILED)
         assert outcome.message == "the role and its privileges match the spec"
+
+    def test_creators_without_schemas_are_said_to_have_no_effect(self) -> None:
+        schemas = (SchemaAccess("app", frozenset({Access.READ})),)
+        declared = {
+            "lake": DatabasePrivileges("lake", created_by=("boss",)),
+            "orders": DatabasePrivileges("orders", schemas=schemas, created_by=("boss",)),
+        }
+        grantee = replace(GRANTEE, declared=declared)
+        done = (PrivilegeResult(KEY, "uid-1", name, grantee.digest_of(name), None) for name in declared)
+        outcome = merge(known(*done, grantee=grantee))
+        assert (outcome.phase, outcome.reason) == (Phase.DONE, Reason.RECONCILED)
+        assert outcome.message.startswith("the role and its privileges match the spec; spec.privileges: createdBy ")
+        assert 'no effect in database "lake", for which no schemas are listed: list them' in outcome.message
 
     def test_without_privileges_the_outcome_is_that_of_the_role(self) -> None:
         assert add_privileges(RECONCILED, GrantedPrivileges(), []) is RECONCILED
@@ -234,6 +254,13 @@ class TestProblems:
         problems = find_problems(grantee, frozenset({"orders"}))
         assert {name: error.reason for name, error in problems.items()} == {"lake": Reason.PRIVILEGE_PENDING}
         assert problems["lake"].message.endswith('"lake" does not exist yet: create it, or remove it from spec')
+
+    def test_a_missing_database_whose_name_looks_like_a_pattern_is_explained(self) -> None:
+        grantee = replace(GRANTEE, declared={name: DatabasePrivileges(name) for name in ("*", "lake")})
+        problems = find_problems(grantee, frozenset({"orders"}))
+        assert '"*" does not exist yet' in problems["*"].message
+        assert problems["*"].message.endswith("(names here are not patterns: * and ? match only themselves)")
+        assert "patterns" not in problems["lake"].message
 
     def test_a_database_that_the_policy_excludes_is_refused_with_the_field(self) -> None:
         problems = find_problems(replace(GRANTEE, policy=PrivilegePolicy()), frozenset(DECLARED))

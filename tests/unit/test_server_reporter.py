@@ -253,6 +253,22 @@ async def test_a_session_without_its_secret_is_reported_until_the_secret_exists_
     assert missing.message not in said[2]
 
 
+async def test_what_may_not_be_meant_as_declared_is_told_although_the_server_is_ready() -> None:
+    world = ServerReporterWorld()
+    world.worker.keeper.state = SessionState.ACTIVE
+    world.worker.keeper.server = replace(declared(2, "second"), caveat="spec.allow.roleNames: {ns}")
+    world.store.put(stored(2, "second"))
+    async with running(world):
+
+        async def is_written() -> bool:
+            return bool(world.api.statuses)
+
+        assert await reached(is_written, PATIENCE)
+    [ready] = world.api.statuses[-1]["conditions"]
+    assert (ready["status"], ready["reason"]) == ("True", "Reconciled")
+    assert ready["message"].endswith("; spec.allow.roleNames: {ns}")
+
+
 async def test_a_connection_that_is_not_the_declared_one_is_not_ready() -> None:
     world = ServerReporterWorld()
     refused = Transient(Reason.SERVER_NOT_READY, "the objects of spec.connection cannot be read: 403 Forbidden")

@@ -19,7 +19,7 @@ from heapq import nsmallest
 from typing import TypeAlias
 
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Waiting
-from pgrole_controller.core.names import cut_end, name_some
+from pgrole_controller.core.names import cut_end, explain_names, name_some
 from pgrole_controller.core.privileges.acl import DatabaseObject, ObjectKind
 from pgrole_controller.core.privileges.privilege_policy import NOT_MANAGED, Denial, traits_of
 
@@ -248,6 +248,7 @@ class PendingNames:
                 message += _TYPES
             if any('"' in one and not one.startswith(_ROUTINE) for one in self._missing):
                 message += _QUOTES
+            message += explain_names(one for one in self._missing if not one.startswith(_ROUTINE))
             found.append(Waiting(Reason.PRIVILEGE_PENDING, message))
         return tuple(found)
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Waiting
-from pgrole_controller.core.names import is_pattern, matches, name_most, name_some, names_itself
+from pgrole_controller.core.names import explain_names, is_pattern, matches, name_most, name_some, names_itself
 from pgrole_controller.core.privileges.acl import (
     FIRST_NORMAL_OID,
     MAINTAIN_SINCE,
@@ -128,7 +128,8 @@ def find_problems(grantee: Grantee, existing: frozenset[str]) -> dict[str, PgRol
         elif database not in existing and database in grantee.declared:
             problems[database] = Waiting(
                 Reason.PRIVILEGE_PENDING,
-                f'spec.privileges: database "{database}" does not exist yet: create it, or remove it from spec',
+                f'spec.privileges: database "{database}" does not exist yet: create it, or remove it from spec'
+                f"{explain_names([database])}",
             )
     return problems
 
