@@ -288,7 +288,7 @@ def select_databases(states: Iterable[DatabaseState]) -> list[DatabaseState]:
 
 
 def _stands(reporting: _Reporting, stored: Stored, status: dict[str, Any]) -> bool:
-    """Whether writing this status again would change nothing: what else stands there, other field managers own."""
+    """Whether writing this status again would change nothing: what else stands there, the API server added."""
     version, written = reporting.standing or ("", None)
     return stored.resource_version == version and unchanged(written, status)
 

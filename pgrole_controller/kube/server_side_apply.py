@@ -20,7 +20,11 @@ MANAGER = "pgrole-controller"
 
 
 async def apply_status(client: "Client", resource: Resource, stored: Stored, status: dict[str, Any]) -> Stored:
-    """Makes `status` everything that the controller owns there; returns the resulting object.
+    """Makes `status` the object's whole status; returns the resulting object.
+
+    What another field manager wrote too (a restored backup, an editor) stays when it is no longer applied, and may make
+    the result invalid. Then a second request replaces the status. One that still says more afterwards has defaults, or
+    is changed by an admission policy.
 
     Raises BadStream, and ApiError: 409 if the object is no longer the one that was read (by uid and version), 404 if it
     no longer exists.
@@ -33,17 +37,57 @@ async def apply_status(client: "Client", resource: Resource, stored: Stored, sta
     }
     if stored.key.namespace:
         metadata["namespace"] = stored.key.namespace
+    path = resource.path(stored.key.namespace, stored.key.name, "status")
+    try:
+        answer = await client.request(
+            "PATCH",
+            path,
+            query={"fieldManager": MANAGER, "force": "true"},
+            body={
+                "apiVersion": resource.api_version,
+                "kind": read["kind"],
+                "metadata": metadata,
+                "status": status,
+            },
+            content_type=APPLY,
+        )
+    except ApiError as error:
+        if error.status != 422 or not _says_more(read.get("status"), status):
+            raise
+        return await _replace(client, path, stored.resource_version, "/status", status)
+    applied = parse(answer)
+    if not _says_more(applied.get("status"), status):
+        return pack(applied)
+    return await _replace(client, path, applied["metadata"]["resourceVersion"], "/status", status)
+
+
+def _says_more(stored: object, sent: object) -> bool:
+    """Whether `stored` has something that `sent` lacks. What the API server pruned or normalised does not count: an
+    older CRD lacks it.
+    """
+    if isinstance(stored, Mapping) and isinstance(sent, Mapping):
+        return any(
+            value is not None and (sent.get(name) is None or _says_more(value, sent[name]))
+            for name, value in stored.items()
+        )
+    if isinstance(stored, list) and isinstance(sent, list | tuple):
+        return len(stored) > len(sent) or any(map(_says_more, stored, sent))
+    return False
+
+
+async def _replace(client: "Client", path: str, version: str, pointer: str, value: object) -> Stored:
+    """Replaces one part of an object, whoever owns it; returns the resulting object. Raises BadStream, and ApiError:
+    409 if the object has another version by now, 404 if it no longer exists.
+    """
     answer = await client.request(
         "PATCH",
-        resource.path(stored.key.namespace, stored.key.name, "status"),
-        query={"fieldManager": MANAGER, "force": "true"},
-        body={
-            "apiVersion": resource.api_version,
-            "kind": read["kind"],
-            "metadata": metadata,
-            "status": status,
-        },
-        content_type=APPLY,
+        path,
+        query={"fieldManager": MANAGER},
+        body=[
+            {"op": "replace", "path": "/metadata/resourceVersion", "value": version},
+            {"op": "add", "path": pointer, "value": value},
+        ],
+        content_type=JSON_PATCH,
     )
     return pack(parse(answer))
 
@@ -136,7 +180,14 @@ async def apply_finalizer(
     left = applied["metadata"].get("finalizers", [])
     if present or finalizer not in left:
         return pack(applied)
-    return await _take_out(client, path, applied, [name for name in left if name != finalizer])
+    # Another field manager wrote it too (a restored backup): giving up our ownership does not remove it.
+    kept = [name for name in left if name != finalizer]
+    try:
+        return await _replace(client, path, applied["metadata"]["resourceVersion"], "/metadata/finalizers", kept)
+    except ApiError as error:
+        if error.status == 404:
+            return None
+        raise
 
 
 async def _is_gone(client: "Client", path: str, uid: str) -> bool:
@@ -147,26 +198,3 @@ async def _is_gone(client: "Client", path: str, uid: str) -> bool:
             return True
         raise
     return bool(found["metadata"]["uid"] != uid)
-
-
-async def _take_out(client: "Client", path: str, applied: dict[str, Any], left: list[str]) -> Stored | None:
-    """Removes the finalizer where another field manager wrote it too (a restored backup): giving up our ownership does
-    not remove it.
-    """
-    metadata = applied["metadata"]
-    try:
-        answer = await client.request(
-            "PATCH",
-            path,
-            body=[
-                {"op": "test", "path": "/metadata/uid", "value": metadata["uid"]},
-                {"op": "test", "path": "/metadata/resourceVersion", "value": metadata["resourceVersion"]},
-                {"op": "replace", "path": "/metadata/finalizers", "value": left},
-            ],
-            content_type=JSON_PATCH,
-        )
-    except ApiError as error:
-        if error.status == 404:
-            return None
-        raise
-    return pack(parse(answer))
