@@ -28,11 +28,11 @@ class WatchedClient:
 
     def __init__(self, client: Client) -> None:
         self.client = client
-        self.formats: list[str | None] = []
+        self.formats: list[str] = []
         self.before: dict[str, Json] = {}
 
     async def request(self, method: str, path: str, **how: Any) -> bytes:
-        content_type = how.get("content_type")
+        content_type = str(how.get("content_type"))
         if (body := self.before.pop(content_type, None)) is not None:
             await self.client.request("PATCH", path.removesuffix("/status"), body=body, content_type=MERGE_PATCH)
         self.formats.append(content_type)
