@@ -31,6 +31,7 @@ from pgrole_controller.core.connection_secret import (
     salt_of,
 )
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Waiting
+from pgrole_controller.core.names import name_some
 from pgrole_controller.core.password import (
     PasswordOrigin,
     PasswordResult,
@@ -48,7 +49,7 @@ from pgrole_controller.kube.events import Recorder
 from pgrole_controller.kube.resource import PGROLES
 from pgrole_controller.kube.secrets import NotWritable, Secret, delete_secret, read_secret, stored_of, write_secret
 from pgrole_controller.kube.store import Store
-from pgrole_controller.kube.stored_object import Stored
+from pgrole_controller.kube.stored_object import OWN_PREFIX, Stored
 
 log = logging.getLogger(__name__)
 
@@ -126,7 +127,8 @@ class PasswordTasks:
                 found = replace(found, source=source)
             if password_task.connection is not None:
                 found, password = await self._deliver(run, password_task.connection, found, password)
-            await self._delete_stale(run)
+            if found.problem is None:
+                await self._delete_stale(run)
         except PgRoleError as error:
             found = replace(found, problem=error)
         if password is None or not found.source:
@@ -169,6 +171,10 @@ class PasswordTasks:
         if delivery.content is not None:
             run.check()
             secret = await self._write(run.owner, Key(password_task.namespace, desired.name), delivery.content, secret)
+            if problem := _find_altered(delivery.content, secret):
+                # its version without inputs: known, so that no reconcile follows at once, but not as desired
+                known_version = name_delivery(_version(secret), "", "")
+                return replace(found, connection=known_version, problem=problem), None if generated else password
             if password_task.delivered and not delivery.rotated:
                 note = _RESTORED.format(name=desired.name)
                 self._recorder.record(run.owner, "SecretRestored", note, action="Restore", urgent=True)
@@ -243,6 +249,22 @@ class PasswordTasks:
             if deleted:
                 self._store.remove(stored.key, stored.uid, by=owner.key)
                 log.info("connection Secret deleted", extra={"object": str(owner.key), "secret": name})
+
+
+def _find_altered(content: SecretContent, written: Secret) -> Refused | None:
+    """Returns the error if the API server stored another value than was sent. Keys that were added do no harm."""
+    altered = [f'key "{name}"' for name, value in content.data.items() if written.data.get(name) != value]
+    altered += [
+        f'annotation "{name}"'
+        for name, value in content.annotations.items()
+        if name.startswith(OWN_PREFIX) and written.annotations.get(name) != value
+    ]
+    if not altered:
+        return None
+    what = f'an admission policy or webhook changes Secret "{written.key.name}" while the controller writes it'
+    return Refused(
+        Reason.NOT_ALLOWED, f"spec.connectionSecret: {what} ({name_some(altered)}): exempt the Secret from it"
+    )
 
 
 _LEFT = (
