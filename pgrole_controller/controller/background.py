@@ -30,7 +30,7 @@ from pgrole_controller.controller.passwords import PasswordTasks
 from pgrole_controller.controller.queue import Endings
 from pgrole_controller.controller.reporter import Reporter
 from pgrole_controller.controller.result import Result
-from pgrole_controller.core.errors import PgRoleError, Reason, Refused
+from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Waiting
 from pgrole_controller.core.names import cut_middle
 from pgrole_controller.core.next_attempt import FailedWrite, WriteError
 from pgrole_controller.core.password import PasswordResult, PasswordTask
@@ -73,6 +73,10 @@ _NOT_SET = (
 _NOT_REMOVED = (
     f"the API server refuses to remove finalizer {FINALIZER}: {{message}}. Let the admission webhook accept that, or "
     "grant the controller patch on pgroles. Until then the controller does nothing else for this object"
+)
+_HELD = (
+    "the object is being deleted, and the controller no longer manages its role: another controller's finalizer, see "
+    "metadata.finalizers, still keeps the object"
 )
 #: Maximum number of characters of the API server's answer in these.
 _LONGEST_ANSWER = 1000
@@ -221,14 +225,18 @@ class Background:
         stored, present = result.target.stored, result.target.finalizer
         if stored is None:
             return
+        written: Stored | None = stored
         if present is None:  # the object may be deleted now
             self._reporter.forget(stored.key)
-            if not _has_finalizer(stored):
-                return
-        written = await apply_finalizer(self._client, PGROLES, stored, bool(present))
-        self._store.put_answer(stored, written)
-        if present and written is not None and not _has_finalizer(written):
+        if present is not None or _has_finalizer(stored):
+            written = await apply_finalizer(self._client, PGROLES, stored, bool(present))
+            self._store.put_answer(stored, written)
+        if written is None:
+            return
+        if present and not _has_finalizer(written):
             raise Refused(Reason.CONFLICT, _FINALIZER_LOST)
+        if present is None and _is_held(written):
+            self._reporter.report_error(Waiting(Reason.PROGRESSING, _HELD), result)
 
     def _is_current(self, stored: Stored) -> bool:
         """Whether the object exists and still declares what it declared when the task began."""
@@ -250,6 +258,12 @@ class Background:
 
 def _has_finalizer(stored: Stored) -> bool:
     return FINALIZER in (stored.object()["metadata"].get("finalizers") or ())
+
+
+def _is_held(stored: Stored) -> bool:
+    """Whether a finalizer of someone else keeps an object that is being deleted: the store drops their names."""
+    metadata = stored.object()["metadata"]
+    return "deletionTimestamp" in metadata and "finalizers" in metadata and not _has_finalizer(stored)
 
 
 async def _reassign(

@@ -712,3 +712,31 @@ class TestDropOfOwnRolesOnly:
                 await database.wait_value(handed, True)
                 await retain(kube)
                 assert await database.role("app") is not None
+
+
+@pytest.mark.parametrize("policy", ["Retain", "Drop"])
+async def test_an_object_that_another_finalizer_keeps_says_that_its_role_is_no_longer_managed(
+    kube: Kube, database: Database, role: str, policy: str
+) -> None:
+    await kube.apply("app", name=role, deletionPolicy=policy)
+    await kube.wait_ready("app")
+    await kube.patch("app", {"metadata": {"finalizers": ["example.com/hold", *await finalizers(kube)]}})
+    await kube.delete("app")
+    found = await kube.wait_reason("app", "Progressing")
+    assert {one["type"]: one["status"] for one in found["status"]["conditions"]} == {
+        "Ready": "False",
+        "Reconciling": "True",
+    }
+    assert "no longer manages its role: another controller's finalizer" in found["status"]["conditions"][0]["message"]
+    assert found["status"]["observedGeneration"] == found["metadata"]["generation"]
+    assert (await database.role(role) is None) is (policy == "Drop")
+    await kube.patch("app", {"metadata": {"finalizers": None}})
+    await kube.wait_gone("app")
+    await kube.apply("last", name=f"{role}_last")
+    await kube.wait_ready("last")
+    assert await kube.get("app") is None
+
+
+async def finalizers(kube: Kube) -> list[str]:
+    found: Json = await kube.get("app") or {}
+    return list(found["metadata"].get("finalizers", ()))
