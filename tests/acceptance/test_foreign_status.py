@@ -1,12 +1,18 @@
 """Whatever others write into the status of an object, it says what the controller found, and nothing else."""
 
 import secrets
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pgrole_controller.local.apiserver import ApiServer
+from pgrole_controller.local.manifests import apply_crds
 from tests.acceptance.servers import pgservers
+from tests.acceptance.team_objects import SERVER, drifts, open_team_objects
 from tests.acceptance.world import Controller, Database, Json, Kube, Stage, condition, is_ready, running
+from tests.releases import BEFORE
+from tests.servers import Servers
 
 pytestmark = pytest.mark.slow
 
@@ -115,3 +121,25 @@ async def test_nothing_of_the_restored_status_of_a_pgserver_stays(stage: Stage) 
             found = await declared.wait_for("main", is_plain, "only Ready")
             assert "databases" not in found["status"]
             assert condition(found, "Ready")["reason"] == "Reconciled"
+
+
+async def test_with_the_crds_of_the_previous_release_an_unchanged_status_is_not_written_again(
+    own_api_server: ApiServer, servers: Servers, tmp_path: Path
+) -> None:
+    """They lack fields of this release, so what is stored says less than the controller knows."""
+    await apply_crds(own_api_server, BEFORE.crds)
+    async with open_team_objects(own_api_server, servers, tmp_path) as team_objects:
+        kube, audit = team_objects.kube, own_api_server.audit
+        async with running(team_objects.controller()) as controller:
+            await kube.apply("app", serverRef={"name": SERVER})
+            await kube.wait_ready("app")
+            await restore(kube, kube.path("app"), lastDrift={**DRIFT, "by": None, "details": None, "database": None})
+            await kube.wait_for("app", is_plain, "only Ready")
+            await team_objects.database.execute("ALTER ROLE app CREATEDB")
+            await kube.wait_for("app", lambda obj: drifts(obj) > 0 and is_plain(obj), "the drift")
+            await controller.rest()
+            since = audit.size
+            for text in ("first", "second", "third"):
+                await kube.patch("app", {"metadata": {"annotations": {"example.com/note": text}}})
+                await controller.rest()
+            assert [entry for entry in audit.read(since) if entry.resource == "pgroles/status"] == []

@@ -11,7 +11,7 @@ from pgrole_controller.controller.status_writer import _without_later_fields
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import ApiError
 from pgrole_controller.kube.resource import APPLY, JSON_PATCH, MERGE_PATCH, PGROLES, Resource
-from pgrole_controller.kube.server_side_apply import MANAGER, apply_status
+from pgrole_controller.kube.server_side_apply import FINALIZER, MANAGER, apply_finalizer, apply_status
 from pgrole_controller.kube.stored_object import Stored, pack
 from pgrole_controller.local.apiserver import ApiServer
 from pgrole_controller.local.manifests import apply_crds, create_namespace
@@ -190,6 +190,21 @@ async def test_an_object_that_changes_between_the_two_requests_is_a_conflict(
         await watched.apply(stored, SHORT)
     assert (refused.value.status, refused.value.reason) == (409, "Conflict")
     assert (await watched.apply(pack(await read(watched, stored)), SHORT)).object()["status"] == SHORT
+
+
+async def test_so_is_one_that_changes_before_a_finalizer_that_others_wrote_is_removed(
+    watched: WatchedClient, namespace: str
+) -> None:
+    stored = await make(watched, namespace)
+    path, body = PGROLES.path(namespace, "app"), {"metadata": {"finalizers": [FINALIZER]}}
+    await watched.client.request("PATCH", path, body=body, content_type=MERGE_PATCH)
+    watched.before[JSON_PATCH] = {"metadata": {"annotations": {"a": "b"}}}
+    with pytest.raises(ApiError) as refused:
+        await apply_finalizer(cast("Client", watched), PGROLES, stored, False)
+    assert (refused.value.status, refused.value.reason) == (409, "Conflict")
+    released = await apply_finalizer(cast("Client", watched), PGROLES, stored, False)
+    assert released is not None
+    assert "finalizers" not in released.object()["metadata"]
 
 
 async def test_a_status_that_is_invalid_whoever_wrote_it_is_refused_after_one_request(
