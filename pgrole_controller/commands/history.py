@@ -56,15 +56,15 @@ _STATUS_LACKS = (
     "observed values",
 )
 _OTHER_DRIFTS = "drifts of roles, and of other databases: read the home database for these"
-_LAST_MINUTE = "perhaps drifts of the last minute in other databases: read these with --database NAME"
 _NAMESPACES = "namespaces of PgRoles, so -n is ignored"
+_LAST_MINUTE = "A drift in another database appears here within a minute, and with --database NAME at once."
 _SERVER = "The DSN does not say which PgServer it belongs to, so drifts of all are shown: name one with --server."
 
 
 @dataclass(frozen=True, slots=True)
 class History:
     """What was found. `source`: where; `why`: why it is not the database; `lacks`: what the source does not record;
-    `hint`: how to choose among it, as a sentence.
+    `hint`: how to find more, or less, as a sentence.
     """
 
     source: str
@@ -107,10 +107,11 @@ async def _read(options: argparse.Namespace, choice: ServerChoice) -> History:
         place = await find_history(connection)
         if place.state is HistoryState.READABLE:
             drifts = await list_drifts(connection, since, options.role, options.limit + 1)
-            lacks: tuple[str, ...] = (_LAST_MINUTE if place.home else _OTHER_DRIFTS,)
+            lacks = () if place.home else (_OTHER_DRIFTS,)
             if choice.cluster.namespace is not None:
                 lacks = (*lacks, _NAMESPACES)
-            return History(f'database "{place.database}"', drifts, since, options.limit, lacks=lacks)
+            hint = _LAST_MINUTE if place.home and not drifts else ""
+            return History(f'database "{place.database}"', drifts, since, options.limit, lacks=lacks, hint=hint)
     why = f'database "{place.database}" has no history for "{place.login}": {place.state.value}'
     if options.database is not None:
         raise Refused(Reason.SERVER_NOT_READY, f"{why}. {_remedy(place.state, home=False)}")

@@ -95,12 +95,12 @@ class DatabasesWorld:
     def result(self, name: str) -> PrivilegeResult | None:
         return self.grantees.results(SERVER, KEY).get(name)
 
-    async def wait(self, true: Callable[[], bool | Awaitable[bool]], what: str) -> None:
+    async def wait(self, true: Callable[[], bool | Awaitable[bool]], what: str, seconds: float = DEADLINE) -> None:
         async def is_so() -> bool:
             held = true()
             return held if isinstance(held, bool) else await held
 
-        assert await reached(is_so, DEADLINE), f"{what}: {self.grantees.results(SERVER, KEY)}"
+        assert await reached(is_so, seconds), f"{what}: {self.grantees.results(SERVER, KEY)}"
 
     async def wait_settled(self, *names: str) -> None:
         def is_so(name: str) -> bool:
