@@ -115,8 +115,9 @@ class ServerChecks:
         ]
 
     async def _ask_role(self) -> list[Finding]:
-        self.role = await diagnosis.read_role_facts(self.connection, self.login)
-        return server_findings.judge_rights(self._area, self.role)
+        role = self.role = await diagnosis.read_role_facts(self.connection, self.login)
+        language = schema_findings.judge_language(self._area, "privileges", role.language, role, self._server.database)
+        return [*server_findings.judge_rights(self._area, role), *language]
 
     async def _ask_schema(self) -> list[Finding]:
         server, role = self._server, self._role

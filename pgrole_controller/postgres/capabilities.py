@@ -14,7 +14,7 @@ from pgrole_controller.core.state import OLDEST_VERSION, Claims
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.errors import IS_STANDBY, is_lacking, translate_errors
-from pgrole_controller.postgres.missing_privileges import explain_access
+from pgrole_controller.postgres.missing_privileges import explain_access, find_missing_language
 from pgrole_controller.postgres.rows import Row, fetch_row
 from pgrole_controller.postgres.schema import SchemaMissing, SchemaState, install, is_current, others_may_create
 
@@ -89,6 +89,7 @@ _COLUMNS = (
     "sees_versions",
     "sees_passwords",
     "sees_system",
+    "language",
 )
 
 #: One row of sql/inspect/access.sql.
@@ -130,15 +131,19 @@ async def read_capabilities(writer: Connection) -> Capabilities | None:
 async def prepare_schema(
     writer: Connection, detection: Mode, may_install: bool, seen: Capabilities | None
 ) -> Capabilities:
-    """Installs schema pgrole if allowed. `seen`: as read before this process led; raises Transient if it changed."""
+    """Installs schema pgrole if allowed. `seen`: as read before this process led; raises Transient if it changed, or if
+    the controller cannot run its statements.
+    """
     if seen is not None:
         found = await read_capabilities(writer)
         if found is None or (found.access, found.guarded) != (seen.access, seen.guarded):
             raise Transient(Reason.SERVER_NOT_READY, "the controller's privileges changed while another process led")
+        _check_language(found.access)
         await install(writer, allowed=may_install)
         return found
     identity = await identify(writer)
     access = await read_access(writer)
+    _check_language(access)
     try:
         schema_state = await install(writer, allowed=may_install)
     except SchemaMissing as error:
@@ -148,6 +153,11 @@ async def prepare_schema(
     if schema_state is not SchemaState.PRESENT:
         access = await read_access(writer)
     return Capabilities(identity, access, schema_state, await others_may_create(writer), None)
+
+
+def _check_language(access: AccessRow) -> None:
+    if missing := find_missing_language(access):
+        raise Transient(Reason.SERVER_NOT_READY, missing)
 
 
 async def await_access_change(

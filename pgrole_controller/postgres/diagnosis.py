@@ -88,7 +88,12 @@ async def read_role_facts(connection: Connection, name: str | None) -> RoleFacts
         raise Refused(Reason.SERVER_NOT_READY, f'role "{name}" does not exist: give --login the controller\'s role')
     row = rows[0]
     flags = {column: row.get(column, bool) for column in _FLAGS}
-    return RoleFacts(name=row.text("name"), connection_limit=row.get("connection_limit", int), **flags)
+    return RoleFacts(
+        name=row.text("name"),
+        connection_limit=row.get("connection_limit", int),
+        language=row.find("language", bool),
+        **flags,
+    )
 
 
 _FLAGS = (
@@ -154,6 +159,7 @@ async def read_event_trigger_facts(connection: Connection, role: str) -> EventTr
         home=row.get("home", bool),
         connects=row.get("connects", bool),
         uses=row.get("uses", bool),
+        language=row.find("language", bool),
     )
 
 

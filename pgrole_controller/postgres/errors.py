@@ -249,6 +249,22 @@ def is_without_schema(error: BaseException | None) -> bool:
 LOST = (asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, EOFError)
 
 
+#: The functions of PostgreSQL that look up the language of a DO block, and of a routine.
+_LANGUAGE_LOOKUPS = ("ExecuteDoStmt", "CreateFunction")
+_NO_LANGUAGE = "the database has no language plpgsql, which the controller needs: run CREATE EXTENSION plpgsql there"
+
+
+def is_without_language(error: BaseException | None) -> bool:
+    """Whether the database has no language plpgsql, so that hardly any of the controller's statements can be run."""
+    return error is not None and _is_without_language(error.__cause__)
+
+
+def _is_without_language(error: BaseException | None) -> bool:
+    """By PostgreSQL's function, since the message may be translated, and names in it are others' texts."""
+    found = isinstance(error, asyncpg.UndefinedObjectError)
+    return found and getattr(error, "server_source_function", None) in _LANGUAGE_LOOKUPS
+
+
 #: Maximum length of a text from a server, in characters.
 _LONGEST_TEXT = 500
 
@@ -310,6 +326,8 @@ def translate(error: asyncpg.PostgresError) -> PgRoleError:
         text = f"{text}. {shorten(str(error.hint))}"
     if _is_forbidden_to_connect(error):
         text = f"{text}. A superuser can allow it: GRANT CONNECT ON DATABASE … TO this role"
+    if _is_without_language(error):
+        return Transient(Reason.SERVER_NOT_READY, _NO_LANGUAGE)
     return classify(getattr(error, "sqlstate", None), text)
 
 

@@ -6,8 +6,9 @@ CREATEROLE can alter only roles that it has ADMIN on, and give only attributes t
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from typing import Any
 
 import asyncpg
 
@@ -275,22 +276,44 @@ async def explain_access(connection: Connection, error: PgRoleError) -> PgRoleEr
 
 
 async def explain_database_access(connection: Connection, error: PgRoleError) -> PgRoleError:
-    """The same for another database, in which a superuser installed schema pgrole."""
+    """The same for another database, in which a superuser installed schema pgrole, or that lacks language plpgsql."""
     row = await _read_access(connection)
+    if row is not None and (missing := find_missing_language(row)):
+        return Transient(error.reason, missing)
     return error if row is None or not _may_not_use(row) else _with_grants_in_schema(error, row)
 
 
 async def explain_own_schema(connection: Connection, error: PgRoleError, said: str) -> PgRoleError | None:
-    """The same for a statement that PostgreSQL refused; None unless it names a part of schema pgrole (`said`, in the
-    server's language) that the controller's role may not use.
+    """The same for a statement that PostgreSQL refused; None unless no statement can be run, or it names a part of
+    schema pgrole (`said`, in the server's language) that the controller's role may not use.
     """
     row = await _read_access(connection)
+    if row is not None and (missing := find_missing_language(row)):
+        return Transient(error.reason, missing)
     if row is None or not _may_not_use(row):
         return None
     names = {"pgrole", *(name.decode(errors="replace") for name in row["forbidden"])}
     if names.isdisjoint(re.findall(r"\w+", said)):
         return None
     return _with_grants_in_schema(Transient(error.reason, f"schema pgrole: {said}"), row)
+
+
+def find_missing_language(row: asyncpg.Record | Mapping[str, Any]) -> str:
+    """Returns why the controller cannot run its statements in this database, with the remedy; empty if it can. `row`:
+    of sql/inspect/access.sql.
+    """
+    return describe_missing_language(row["language"], row["own_role"], row["database"])
+
+
+def describe_missing_language(usable: bool | None, role: bytes, database: bytes) -> str:
+    """`usable`: as `language` in sql/inspect/access.sql. `role`: the controller's."""
+    if usable:
+        return ""
+    own, name = (spell_identifier(one.decode(errors="replace")) for one in (role, database))
+    why, remedy = "is missing", "CREATE EXTENSION plpgsql"
+    if usable is not None:
+        why, remedy = f"may not be used by role {own}", f"GRANT USAGE ON LANGUAGE plpgsql TO {own}"
+    return f"language plpgsql, which the controller needs, {why} in database {name}: run {remedy} there"
 
 
 def _may_not_use(row: asyncpg.Record) -> bool:

@@ -55,6 +55,12 @@ SELECT
             )
         )
     ) AS uses,
+    -- null: the language does not exist
+    (
+        SELECT coalesce((SELECT pg_catalog.has_language_privilege(r.oid, l.oid, 'USAGE') FROM controller AS r), true)
+        FROM pg_catalog.pg_language AS l
+        WHERE l.lanname = 'plpgsql'
+    ) AS language,
     EXISTS (
         SELECT
         FROM pg_catalog.pg_namespace AS n JOIN pg_catalog.pg_class AS c ON c.relnamespace = n.oid

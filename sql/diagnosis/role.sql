@@ -37,7 +37,13 @@ SELECT
         FROM pg_catalog.pg_roles AS r
         WHERE r.rolname IN ('rds_superuser', 'cloudsqlsuperuser', 'neon_superuser', 'azure_pg_admin', 'alloydbsuperuser')
           AND pg_catalog.pg_has_role(own.oid, r.oid, 'MEMBER')
-    ) AS administers
+    ) AS administers,
+    -- null: the language does not exist
+    (
+        SELECT pg_catalog.has_language_privilege(own.oid, l.oid, 'USAGE')
+        FROM pg_catalog.pg_language AS l
+        WHERE l.lanname = 'plpgsql'
+    ) AS language
 FROM pg_catalog.pg_roles AS own
 JOIN pg_catalog.pg_database AS d ON d.datname = pg_catalog.current_database()
 LEFT JOIN pg_catalog.pg_namespace AS n ON n.nspname = 'pgrole'

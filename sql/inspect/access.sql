@@ -14,7 +14,13 @@ SELECT
         AND pg_catalog.has_column_privilege('pg_catalog.pg_authid', 'xmin', 'SELECT') AS sees_versions,
     pg_catalog.has_column_privilege('pg_catalog.pg_authid', 'oid', 'SELECT')
         AND pg_catalog.has_column_privilege('pg_catalog.pg_authid', 'rolpassword', 'SELECT') AS sees_passwords,
-    pg_catalog.has_function_privilege('pg_catalog.pg_control_system()', 'EXECUTE') AS sees_system
+    pg_catalog.has_function_privilege('pg_catalog.pg_control_system()', 'EXECUTE') AS sees_system,
+    -- whether it may use the language of the controller's own statements; null: the language does not exist
+    (
+        SELECT pg_catalog.has_language_privilege(l.oid, 'USAGE')
+        FROM pg_catalog.pg_language AS l
+        WHERE l.lanname = 'plpgsql'
+    ) AS language
 FROM pg_catalog.pg_roles AS own
 LEFT JOIN pg_catalog.pg_namespace AS n ON n.nspname = 'pgrole'
 CROSS JOIN LATERAL (

@@ -14,6 +14,7 @@ event_trigger AS (
 )
 SELECT
     textsend(format('%I', pg_catalog.current_database())) AS database,
+    textsend(session_user::text) AS role, textsend(pg_catalog.current_database()::text) AS plain_name,
     (
         SELECT count(*) = 5
         FROM pg_catalog.pg_namespace AS n JOIN pg_catalog.pg_class AS c ON c.relnamespace = n.oid
@@ -32,6 +33,12 @@ SELECT
           AND (t.evtname, t.evtevent) IN (('pgrole_on_ddl', 'ddl_command_end'), ('pgrole_on_drop', 'sql_drop'))
     ) AS armed,
     current_setting('max_prepared_transactions')::int AS max_prepared_transactions,
+    -- whether it may use the language of the controller's own statements; null: the language does not exist
+    (
+        SELECT pg_catalog.has_language_privilege(l.oid, 'USAGE')
+        FROM pg_catalog.pg_language AS l
+        WHERE l.lanname = 'plpgsql'
+    ) AS language,
     -- since 17: no event trigger fires in this session now, nor after the server's configuration is loaded again
     coalesce(current_setting('event_triggers', true) = 'off', false) AS silent,
     EXISTS (

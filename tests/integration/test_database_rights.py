@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import pytest_asyncio
 
+from pgrole_controller.core.errors import Reason
 from pgrole_controller.core.server_options import DatabaseMode
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.local.process import reached
@@ -196,3 +197,56 @@ async def test_a_controller_that_turns_off_event_triggers_sees_that_the_server_d
         finally:
             await set_on_server("RESET event_triggers")
         assert await reached(has_events, DEADLINE), worker.why
+
+
+LANGUAGE = 'language plpgsql, which the controller needs, {why} in database "{database}": run {remedy} there'
+
+
+@pytest.mark.parametrize("running", [False, True])
+@pytest.mark.parametrize(
+    ("break_it", "remedy", "why"),
+    [
+        ("DROP EXTENSION plpgsql CASCADE", "CREATE EXTENSION plpgsql", "is missing"),
+        (
+            "REVOKE USAGE ON LANGUAGE plpgsql FROM PUBLIC",
+            'GRANT USAGE ON LANGUAGE plpgsql TO "{steward}"',
+            'may not be used by role "{steward}"',
+        ),
+    ],
+)
+async def test_without_language_plpgsql_the_error_names_the_database_and_the_remedy(
+    world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch, running: bool, break_it: str, remedy: str, why: str
+) -> None:
+    monkeypatch.setattr(database_session, "BACKSTOP_SECONDS", 0.2)
+    steward = world.role.replace("reader", "steward")
+    remedy = remedy.format(steward=steward)
+    told = LANGUAGE.format(why=why.format(steward=steward), database=world.database, remedy=remedy)
+    if not running:
+        await world.hand.execute(break_it)
+    world.declare(READ)
+    async with world.working():
+        if running:
+            await world.wait_settled()
+            await world.hand.execute(f"{break_it}; GRANT UPDATE ON app.orders TO {world.role}")
+        result = await world.wait(lambda result: told in str(result.error))
+        assert result.error is not None
+        assert result.error.reason is Reason.DATABASE_ERROR
+        await world.hand.execute(remedy)
+        await world.wait_settled()
+        await world.wait_may("SELECT", "app.orders")
+        await world.wait_may("UPDATE", "app.orders", expected=False)
+
+
+@pytest.mark.parametrize("mode", [DatabaseMode.POLL, DatabaseMode.EVENTS])
+async def test_a_language_that_is_dropped_is_told_at_once(world: DatabaseWorkerWorld, mode: DatabaseMode) -> None:
+    world.config = replace(world.config, endpoint=Endpoint(world.server.dsn()), may_install=mode is DatabaseMode.EVENTS)
+    world.declare(READ)
+    async with world.working() as worker:
+        await world.wait_settled()
+        assert worker.mode is mode
+        await world.hand.execute(f"DROP EXTENSION plpgsql CASCADE; GRANT UPDATE ON app.orders TO {world.role}")
+        result = await world.wait(lambda result: result.error is not None)
+        assert "run CREATE EXTENSION plpgsql there" in str(result.error)
+        await world.hand.execute("CREATE EXTENSION plpgsql")
+        await world.wait_settled()
+        await world.wait_may("UPDATE", "app.orders", expected=False)

@@ -340,6 +340,25 @@ async def test_a_database_that_the_controller_may_not_enter_or_use_is_a_problem_
         assert (await install_database(connection, allowed=True)).notifies
 
 
+@pytest.mark.parametrize("break_it", ["DROP EXTENSION plpgsql", "REVOKE USAGE ON LANGUAGE plpgsql FROM PUBLIC"])
+async def test_a_database_whose_language_the_controller_cannot_use_is_a_problem_until_the_statement_ran(
+    patient: Patient, break_it: str
+) -> None:
+    await patient.admin.execute(f"ALTER ROLE {quoted(patient.login)} CREATEROLE; {break_it}")
+
+    async def ask() -> list[Finding]:
+        found = by_check(await check_server(of_dsn(patient.dsn), None, (patient.database,), None))
+        some = [*found["privileges"], *found[f'event triggers of "{patient.database}"']]
+        return [one for one in some if "language plpgsql" in one.text]
+
+    found = await ask()
+    assert [one.state for one in found] == [PROBLEM, PROBLEM]
+    for finding in found:
+        assert [one.database for one in finding.remedies] == [patient.database]
+    await follow(patient.server, found[:1])
+    assert await ask() == []
+
+
 async def test_a_login_for_reading_gets_no_problem_and_no_statement_that_lets_it_write(patient: Patient) -> None:
     admin, login = patient.admin, quoted(patient.login)
     await admin.execute(f"GRANT pg_monitor TO {login}; CREATE SCHEMA pgrole; {queries.install_database()}")

@@ -460,6 +460,34 @@ class TestChoice:
         finally:
             await hand.execute("ALTER DATABASE template1 RESET ALL")
 
+    @pytest.mark.parametrize("detection", [Mode.AUTO, Mode.POLL])
+    @pytest.mark.parametrize(
+        ("break_it", "remedy", "why"),
+        [
+            ("DROP EXTENSION plpgsql CASCADE", "CREATE EXTENSION plpgsql", "is missing"),
+            (
+                "REVOKE USAGE ON LANGUAGE plpgsql FROM PUBLIC",
+                'GRANT USAGE ON LANGUAGE plpgsql TO "steward"',
+                'may not be used by role "steward"',
+            ),
+        ],
+    )
+    async def test_without_language_plpgsql_no_session_begins_and_the_error_names_the_remedy(
+        self, server: PostgresServer, hand: Connection, detection: Mode, break_it: str, remedy: str, why: str
+    ) -> None:
+        endpoint = Endpoint(server.dsn("steward", password="p"))
+        await hand.execute(f"GRANT CREATE ON DATABASE postgres TO steward; {break_it}")
+        try:
+            with pytest.raises(Transient) as raised:
+                await attended(endpoint, detection)
+            assert raised.value.reason is Reason.SERVER_NOT_READY
+            text = f'language plpgsql, which the controller needs, {why} in database "postgres": run {remedy} there'
+            assert raised.value.message == text
+            await hand.execute(remedy)
+            assert (await attended(endpoint, detection)).detection.claims == "Database"
+        finally:
+            await hand.execute("CREATE EXTENSION IF NOT EXISTS plpgsql; GRANT USAGE ON LANGUAGE plpgsql TO PUBLIC")
+
     @pytest.mark.parametrize("asked", [Mode.WATCH, Mode.POLL])
     async def test_a_session_ends_when_another_role_may_create_in_the_home_database(
         self, server: PostgresServer, hand: Connection, asked: Mode

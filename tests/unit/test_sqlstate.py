@@ -85,3 +85,33 @@ def test_a_connection_that_closes_while_a_statement_is_sent_is_not_told_in_words
     with pytest.raises(Transient) as raised, translate_errors():
         raise asyncpg.InternalClientError("cannot switch to state 12; another operation (2) is in progress")
     assert str(raised.value) == "the connection to PostgreSQL failed: the server closed it while a statement was sent"
+
+
+def undefined(function: str, text: str) -> asyncpg.UndefinedObjectError:
+    error = asyncpg.UndefinedObjectError(text)
+    error.server_source_function = function
+    return error
+
+
+@pytest.mark.parametrize("function", ["ExecuteDoStmt", "CreateFunction"])
+@pytest.mark.parametrize("text", ['language "plpgsql" does not exist', "Sprache »plpgsql« existiert nicht"])
+def test_a_missing_language_is_recognized_in_any_language_of_the_server(function: str, text: str) -> None:
+    with pytest.raises(Transient) as raised, translate_errors():
+        raise undefined(function, text)
+    assert raised.value.reason is Reason.SERVER_NOT_READY
+    assert "run CREATE EXTENSION plpgsql there" in raised.value.message
+
+
+@pytest.mark.parametrize(
+    ("function", "text"),
+    [
+        ("get_role_oid", 'role "language "plpgsql" does not exist" does not exist'),
+        ("typenameType", 'type "language "plpgsql"" does not exist'),
+        ("exec_stmt_raise", 'language "plpgsql" does not exist'),
+    ],
+)
+def test_another_missing_object_is_no_missing_language_whatever_its_name(function: str, text: str) -> None:
+    with pytest.raises(Transient) as raised, translate_errors():
+        raise undefined(function, text)
+    assert raised.value.reason is Reason.PROGRESSING
+    assert text in raised.value.message

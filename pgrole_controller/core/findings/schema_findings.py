@@ -147,12 +147,24 @@ def _event_triggers_of(database: str) -> str:
     return f'event triggers of "{database}"'
 
 
+def judge_language(area: str, check: str, usable: bool | None, role: RoleFacts, database: str) -> list[Finding]:
+    """`usable`: as `language` in RoleFacts."""
+    if usable is None:
+        remedy = sql("CREATE EXTENSION plpgsql", database=database)
+        return [Finding(area, check, PROBLEM, "language plpgsql, which the controller needs, is missing", remedy)]
+    if usable or role.only_looks:
+        return []
+    remedy = sql("GRANT USAGE ON LANGUAGE plpgsql TO {}", role.name, database=database)
+    return [Finding(area, check, PROBLEM, f'role "{role.name}" may not use language plpgsql', remedy)]
+
+
 def _judge_access(area: str, triggers: EventTriggerFacts, role: RoleFacts) -> list[Finding]:
     """What keeps the controller from managing privileges there; `judge_detection` judges its schema at home."""
-    check, database, findings = _event_triggers_of(triggers.database), triggers.database, []
+    check, database = _event_triggers_of(triggers.database), triggers.database
+    findings = judge_language(area, check, triggers.language, role, database)
     if role.only_looks:
         text = f"whether schema pgrole, which a superuser installed, may be used {_ON_ITS_ROLE}"
-        return [] if triggers.uses or triggers.home else [Finding(area, check, UNKNOWN, text)]
+        return findings if triggers.uses or triggers.home else [*findings, Finding(area, check, UNKNOWN, text)]
     if not triggers.connects:
         remedy = sql("GRANT CONNECT ON DATABASE {} TO {}", database, role.name)
         findings.append(Finding(area, check, PROBLEM, f'role "{role.name}" may not connect to the database', remedy))

@@ -35,7 +35,10 @@ class ServerFacts:
 
 @dataclass(frozen=True, slots=True)
 class RoleFacts:
-    """What the controller's role may do in the home database; the columns of sql/diagnosis/role.sql."""
+    """What the controller's role may do in the home database; the columns of sql/diagnosis/role.sql.
+
+    `language`: whether it may use language plpgsql; None: that does not exist.
+    """
 
     name: str
     superuser: bool = False
@@ -52,6 +55,7 @@ class RoleFacts:
     sees_system: bool = True
     reads_logs: bool = False
     administers: bool = False
+    language: bool | None = True
 
     @property
     def only_looks(self) -> bool:
@@ -96,6 +100,7 @@ class EventTriggerFacts:
     not turned off in the controller's own sessions. `publications`: quoted, those FOR ALL TABLES of a database without
     schema pgrole. `plainly_owned`: the controller's role owns that schema, and is no superuser. `home`: it has the
     claims. `connects`, `uses`: the controller's role may connect, and use the schema if that is a superuser's.
+    `language`: as in RoleFacts.
     """
 
     database: str
@@ -108,6 +113,7 @@ class EventTriggerFacts:
     home: bool = False
     connects: bool = True
     uses: bool = True
+    language: bool | None = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ import anyio.lowlevel
 from pgrole_controller.core.errors import PgRoleError, Reason
 from pgrole_controller.core.privileges.acl import DefaultAclChange
 from pgrole_controller.postgres.connection import Connection
-from pgrole_controller.postgres.errors import FOREIGN_EVENT_TRIGGER, LOCK_NOT_FREE, sqlstate_of
+from pgrole_controller.postgres.errors import FOREIGN_EVENT_TRIGGER, LOCK_NOT_FREE, is_without_language, sqlstate_of
 from pgrole_controller.postgres.fence import Unconfirmed, is_another_leading
 from pgrole_controller.postgres.privileges.acl_locks import (
     PATIENCE_SECONDS,
@@ -249,7 +249,7 @@ class Batches(Generic[T]):
 def raise_if_common(connection: Connection, error: PgRoleError) -> None:
     """Raises an error that concerns everything."""
     common = isinstance(error, Unconfirmed) or error.reason is Reason.SUSPENDED or is_another_leading(error)
-    common = common or sqlstate_of(error) == FOREIGN_EVENT_TRIGGER
+    common = common or sqlstate_of(error) == FOREIGN_EVENT_TRIGGER or is_without_language(error)
     if common or connection.is_closed():
         raise error
 

@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 
 import asyncpg
 
-from pgrole_controller.core.errors import Reason, Refused
+from pgrole_controller.core.errors import Reason, Refused, Transient
 from pgrole_controller.postgres import queries, schema
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.errors import shorten, translate_errors
+from pgrole_controller.postgres.missing_privileges import describe_missing_language
 from pgrole_controller.postgres.rows import Row, fetch, fetch_row
 
 log = logging.getLogger(__name__)
@@ -54,6 +55,7 @@ class DatabaseInstallation:
     - `others_may_create`: call the guard (sql/inspect/guard.sql) before anything in the schema is called.
     - `publications`: those that keep the controller from adding tables to the schema (`schema.find_publications`).
     - `plainly_owned`: the owner of the schema is no superuser, and so the controller's role, if it is trusted.
+    - `missing_language`: why the controller's statements cannot be run there, with the remedy, for people.
     - `remedy`: if something could not be installed, why, and what an administrator can do.
     """
 
@@ -72,12 +74,14 @@ class DatabaseInstallation:
     creatable: bool = False
     switched_off: str = ""
     plainly_owned: bool = False
+    missing_language: str = ""
     remedy: str = ""
 
     @property
     def essentials(self) -> tuple[object, ...]:
         """What a session relies on: it ends when this changes."""
-        trusted, hindered = (self.foreign_parts, self.others_may_create), (self.publications, self.switched_off)
+        trusted = self.foreign_parts, self.others_may_create
+        hindered = self.publications, self.switched_off, self.missing_language
         return self.present, self.creatable, self.armed, self.endangered, *trusted, *hindered
 
     @property
@@ -117,8 +121,10 @@ async def inspect_database(connection: Connection) -> DatabaseInstallation:
     with translate_errors("install"):
         parts = await fetch_row(connection, queries.inspect("installation"), None)
         row = await fetch_row(connection, queries.inspect("database_installation"))
+        names = (row.get(name, bytes) for name in ("role", "plain_name"))
+        missing_language = describe_missing_language(row.find("language", bool), *names)
         version = None
-        if not parts["foreign_parts"] and row.get("versioned", bool):
+        if not (parts["foreign_parts"] or missing_language) and row.get("versioned", bool):
             version = await schema.read_version(connection, parts)
         # An incomplete schema is repaired. The home database has a session of its own for that.
         repaired = version is None and parts.get("present", bool) and not parts.get("home", bool)
@@ -141,6 +147,7 @@ async def inspect_database(connection: Connection) -> DatabaseInstallation:
             plainly_owned=row.get("plainly_owned", bool),
             creatable=version is None and parts.get("may_create", bool),
             switched_off=await _find_setting(connection, _text(row, "database")),
+            missing_language=missing_language,
         )
 
 
@@ -164,9 +171,11 @@ async def install_database(
 
     What the controller's role may not install is left out: `present`, `armed` and `remedy` of the result tell. Raises
     Refused if the schema is not trusted, or if installing would run the code of an untrusted role's event trigger;
-    Transient if the server fails.
+    Transient if the server fails, or if the controller cannot run its statements there.
     """
     found = await inspect_database(connection)
+    if found.missing_language:
+        raise Transient(Reason.DATABASE_ERROR, found.missing_language)
     if found.foreign_parts:
         raise Refused(
             Reason.SERVER_NOT_READY,
