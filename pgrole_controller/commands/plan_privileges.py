@@ -9,18 +9,19 @@ from dataclasses import dataclass, replace
 from pgrole_controller.commands.output import make_unexpected
 from pgrole_controller.commands.plan_cascades import GrantOptions, find_cascades, find_options
 from pgrole_controller.commands.plan_model import PlannedChange, PlannedSql, Sign
+from pgrole_controller.commands.plan_restoration import PlannedRole, restore
 from pgrole_controller.commands.plan_words import describe_privileges
 from pgrole_controller.commands.server_reading import DATABASES_AT_ONCE, read_each, reading
 from pgrole_controller.core.ddl import make_sendable, render_identifier
 from pgrole_controller.core.errors import PgRoleError
-from pgrole_controller.core.privileges.acl import AclChange, ObjectId
+from pgrole_controller.core.privileges.acl import ObjectId
 from pgrole_controller.core.privileges.acl_decision import (
     PrivilegeDecision,
     decide_privileges,
     find_objects_to_date,
 )
 from pgrole_controller.core.privileges.adoption_findings import answer_for, is_cut
-from pgrole_controller.core.privileges.grant_ddl import GrantStatement, statements
+from pgrole_controller.core.privileges.grant_ddl import GrantStatement
 from pgrole_controller.core.privileges.grantee import Grantee
 from pgrole_controller.core.privileges.observed_database import ObservedDatabase
 from pgrole_controller.core.privileges.privilege_difference import PrivilegeDifference, phrases
@@ -31,6 +32,7 @@ from pgrole_controller.core.request import Key
 from pgrole_controller.postgres.connection import Connection, Endpoint
 from pgrole_controller.postgres.plan_reading import PassedOn, read_passed_on, read_privileges
 from pgrole_controller.postgres.privileges.acl_catalog import read_older
+from pgrole_controller.postgres.privileges.grant_execution import find_loans
 
 #: Number of adoptees of one read.
 _MOST_READ = 100
@@ -140,12 +142,24 @@ async def _plan_in(
             ]
             options = [view.find_options(one, decision) for one, decision in zip(some, decided, strict=True)]
             passed_on = await _read_passed_on(connection, some, options)
+            planned = [
+                PlannedRole(
+                    one.grantee, decision, held, find_cascades(decision.changes, held, passed_on[one.grantee.oid])
+                )
+                if isinstance(decision, PrivilegeDecision)
+                else decision
+                for one, decision, held in zip(some, decided, options, strict=True)
+            ]
+            by_key = {one.grantee.key: one for one in some}
+            restore(
+                [one for one in planned if isinstance(one, PlannedRole)],
+                view.observed,
+                # what a role lacks then is on no new object
+                lambda role, left: replace(view, observed=left).decide(by_key[role.grantee.key], frozenset()),
+            )
+            results = [await view.describe(connection, one) for one in planned]
     except PgRoleError as error:
         return [PlannedPrivileges(errors=(_in(database, error),)) for _ in some], True
-    results = [
-        view.describe(decision, held, passed_on[one.grantee.oid])
-        for one, decision, held in zip(some, decided, options, strict=True)
-    ]
     return results, applied is not None or not any(database in one.recorded for one in some)
 
 
@@ -216,33 +230,24 @@ class _PrivilegesView:
             return {}
         return find_options(one.grantee.oid, decision.changes, self.observed)
 
-    def describe(
-        self,
-        decision: PrivilegeDecision | PgRoleError,
-        options: GrantOptions,
-        passed_on: Mapping[ObjectId, Sequence[PassedOn]],
-    ) -> PlannedPrivileges:
-        if isinstance(decision, PgRoleError):
-            return PlannedPrivileges(errors=(_in(self.database, decision),))
+    async def describe(self, connection: Connection, planned: PlannedRole | PgRoleError) -> PlannedPrivileges:
+        """Raises PgRoleError if the connection is lost."""
+        if isinstance(planned, PgRoleError):
+            return PlannedPrivileges(errors=(_in(self.database, planned),))
         try:
-            cascades = find_cascades(decision.changes, options, passed_on)
-            return _describe(self.database, decision, self.observed.facts.version, cascades)
+            some = planned.render(self.observed.facts.version)
         except Exception as error:  # noqa: BLE001 -- this role's error, whatever the database holds
             return PlannedPrivileges(errors=(_in(self.database, make_unexpected(error)),))
+        lines = [line for one in some for line in await _spell(connection, one)]
+        return _describe(self.database, planned, tuple(lines))
 
 
-def _describe(
-    database: str, decision: PrivilegeDecision, version: int, cascades: Mapping[AclChange, tuple[str, ...]]
-) -> PlannedPrivileges:
-    changes = describe_privileges(decision.changes, decision.default_changes, database, cascades)
+def _describe(database: str, planned: PlannedRole, lines: tuple[str, ...]) -> PlannedPrivileges:
+    decision = planned.decision
+    changes = describe_privileges(decision.changes, decision.default_changes, database, planned.cascades)
     left = tuple(_describe_left(one, database) for one in decision.reported[:100])
     more = len(decision.reported) - len(left)
     notes = (f"{more} more differences of privileges in database {database} are only reported",) if more > 0 else ()
-    apart = {change.object.id for change in cascades}  # as the controller does, all changes of such an object
-    usual = [change for change in decision.changes if change.object.id not in apart]
-    others = [change for change in decision.changes if change.object.id in apart]
-    some = (*statements(usual, decision.default_changes, version), *statements(others, version=version, cascade=True))
-    lines = tuple(_lines(some))
     return PlannedPrivileges(
         (*changes, *left),
         (PlannedSql(database, lines),) if lines else (),
@@ -257,14 +262,13 @@ def _describe_left(one: PrivilegeDifference, database: str) -> PlannedChange:
     return PlannedChange(Sign.REMOVED if one.held else Sign.ADDED, "privileges", words, database, corrected=False)
 
 
-def _lines(some: Sequence[GrantStatement]) -> list[str]:
-    lines: list[str] = []
-    for one in some:
-        if one.acting_as:
-            lines += [make_sendable(f"SET LOCAL ROLE {render_identifier(one.acting_as)}"), one.text, "RESET ROLE"]
-        else:
-            lines.append(one.text)
-    return lines
+async def _spell(connection: Connection, one: GrantStatement) -> list[str]:
+    """Returns the statement, with what the controller lends the role in whose name it is run. Raises PgRoleError."""
+    if not one.acting_as:
+        return [one.text]
+    acting = make_sendable(f"SET LOCAL ROLE {render_identifier(one.acting_as)}")
+    schemas, columns = await find_loans(connection, one)
+    return columns.around(schemas.around([acting, one.text, "RESET ROLE"]))
 
 
 async def compare_adoptees(endpoint: Endpoint, adoptees: Sequence[Grantee]) -> dict[Key, dict[str, PrivilegeResult]]:

@@ -520,6 +520,65 @@ async def test_what_a_role_granted_in_turn_is_revoked_with_cascade_and_named(
     assert not (await trial.plan(spec)).differs
 
 
+async def test_what_is_declared_survives_the_loss_of_the_role_that_granted_it(
+    trial: PlanTrial, place: Connection
+) -> None:
+    old, bob, carol, dave = (trial.name(name) for name in ("old", "bob", "carol", "dave"))
+    for name in (old, bob, carol, dave):
+        await trial.home.execute(f"CREATE ROLE {name}")
+        await trial.claim({"name": name})
+    await place.execute(
+        f"""GRANT USAGE ON SCHEMA app TO {old}, {bob}, {carol}, {dave};
+        GRANT SELECT, UPDATE (id) ON app.orders TO {old} WITH GRANT OPTION;
+        SET ROLE {old}; GRANT SELECT ON app.orders TO {bob}, {dave}; GRANT UPDATE (id) ON app.orders TO {bob};
+        GRANT SELECT ON app.orders TO {carol} WITH GRANT OPTION; RESET ROLE"""
+    )
+    read = {"kind": "Table", "schema": "app", "names": ["orders"], "privileges": ["SELECT"]}
+    update = {"kind": "Table", "schema": "app", "names": ["orders"], "columns": ["id"], "privileges": ["UPDATE"]}
+    usage = {"name": "app", "access": ["Read"], "except": ["*"]}
+
+    def spec(name: str, *objects: dict[str, Any]) -> dict[str, Any]:
+        return {"name": name, "privileges": [{"database": trial.prefix, "schemas": [usage], "objects": [*objects]}]}
+
+    specs = [spec(bob, read, update), {"name": old, "privileges": [{"database": trial.prefix}]}, spec(carol, read)]
+    report = await trial.plan(*specs)
+    of_bob, of_old, of_carol = report.objects
+    assert words(of_bob) == []
+    assert words(of_carol) == ["-grant option for SELECT on table app.orders"]
+    assert set(words(of_old)) == {
+        "-USAGE on schema app",
+        f'-SELECT on table app.orders, and what it granted to "{dave}"',
+        "-UPDATE (id) on table app.orders",
+    }
+    await trial.apply(report)
+    for name in (bob, carol):
+        assert await place.fetchval(f"SELECT has_table_privilege('{name}', 'app.orders', 'SELECT')")
+    assert await place.fetchval(f"SELECT has_column_privilege('{bob}', 'app.orders', 'id', 'UPDATE')")
+    assert not await place.fetchval(f"SELECT has_table_privilege('{dave}', 'app.orders', 'SELECT')")
+    assert not (await trial.plan(*specs)).differs
+
+
+async def test_grantors_that_lost_what_they_need_are_lent_it_by_the_script(trial: PlanTrial, place: Connection) -> None:
+    old, bob = trial.name("old"), trial.name("bob")
+    await trial.home.execute(f"CREATE ROLE {old}; CREATE ROLE {bob}")
+    await trial.claim({"name": bob})
+    await place.execute(
+        f"""GRANT USAGE ON SCHEMA app TO {old}; GRANT SELECT ON app.orders TO {old} WITH GRANT OPTION;
+        GRANT UPDATE ON app.other TO {old} WITH GRANT OPTION;
+        SET ROLE {old}; GRANT SELECT ON app.orders TO {bob}; GRANT UPDATE (id) ON app.other TO {bob}; RESET ROLE;
+        REVOKE USAGE ON SCHEMA app FROM {old}; REVOKE UPDATE ON app.other FROM {old}"""
+    )
+    spec = {"name": bob, "privileges": [{"database": trial.prefix}]}
+    state = """SELECT format('%s %s', nspacl, (SELECT relacl FROM pg_class WHERE oid = 'app.other'::regclass))
+        FROM pg_namespace WHERE nspname = 'app'"""
+    before = await place.fetchval(state)
+    report = await trial.plan(spec)
+    assert set(words(report.objects[0])) == {"-SELECT on table app.orders", "-UPDATE (id) on table app.other"}
+    await trial.apply(report)
+    assert await place.fetchval(state) == before
+    assert not (await trial.plan(spec)).differs
+
+
 @pytest.mark.parametrize("elsewhere", [False, True])
 async def test_owners_of_objects_must_be_roles_that_the_namespace_claims(
     trial: PlanTrial, place: Connection, elsewhere: bool

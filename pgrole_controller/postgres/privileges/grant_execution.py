@@ -1,7 +1,7 @@
 """Runs GRANT, REVOKE and ALTER DEFAULT PRIVILEGES within a transaction, where needed in the name of the grantor."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import asyncpg
 
@@ -63,38 +63,59 @@ async def execute_changes(
     return refused
 
 
-async def _execute_as_grantor(connection: Connection, statement: GrantStatement) -> None:
-    """Raises asyncpg's errors; 40001 if roles were renamed meanwhile.
+@dataclass(frozen=True, slots=True)
+class Loan:
+    """What a grantor needs for its statement and has not: how to lend it, and how to take it back afterwards."""
+
+    given: tuple[AclChange, ...] = ()
+    taken: tuple[AclChange, ...] = ()
+
+    def around(self, texts: Sequence[str]) -> list[str]:
+        return [*_texts(self.given), *texts, *_texts(self.taken)]
+
+
+async def find_loans(connection: Connection, statement: GrantStatement) -> tuple[Loan, Loan]:
+    """Returns what to lend on schemas, and on columns. Raises PgRoleError.
 
     A grantor without USAGE on a schema, of the object or of the types of its arguments, could not name them, and gets
-    USAGE until the statement is done. One that lost the grant option for columns gets that as well. The transaction
-    fails if any role then has other privileges on the schema or the columns than before.
+    USAGE until the statement is done. One that lost the grant option for columns gets that as well.
+    """
+    closed = await _find_closed_schemas(connection, statement)
+    opening = tuple(AclChange(one, 0, statement.acting_as, ("USAGE",)) for one in closed)
+    lost = await _find_lost_options(connection, statement)
+    return (
+        Loan(opening, tuple(replace(one, revoke=True) for one in opening)),
+        Loan(tuple(replace(one, revoke=False, option_only=True) for one in lost), tuple(lost)),
+    )
+
+
+async def _execute_as_grantor(connection: Connection, statement: GrantStatement) -> None:
+    """Lends the grantor what it lacks. The transaction fails if any role then has other privileges on the schema or the
+    columns than before. Raises asyncpg's errors; 40001 if roles were renamed meanwhile.
     """
     # What it returns cannot be sent if it is not UTF-8.
     acting = f"SELECT pg_catalog.set_config('role', {seen_name(statement.acting_as)}, true) IS NOT NULL"
     texts = [acting, statement.text, "RESET ROLE"]
-    if closed := await _find_closed_schemas(connection, statement):
-        oids = ",".join(str(one.id.oid) for one in closed)
-        opening = [AclChange(one, 0, statement.acting_as, ("USAGE",)) for one in closed]
+    schemas, columns = await find_loans(connection, statement)
+    if schemas.given:
         texts = [
-            f"SELECT pg_catalog.set_config('pgrole.schemas', '{{{oids}}}', true)",
+            f"SELECT pg_catalog.set_config('pgrole.schemas', '{{{_oids(schemas)}}}', true)",
             _NOTE_ACLS,
-            *_texts(opening),
-            *texts,
-            *_texts([replace(one, revoke=True) for one in opening]),
+            *schemas.around(texts),
             _CHECK_ACLS,
         ]
-    if lost := await _find_lost_options(connection, statement):
-        oids = ",".join(str(one.object.id.oid) for one in lost)
+    if columns.given:
         texts = [
-            f"SELECT pg_catalog.set_config('pgrole.tables', '{{{oids}}}', true)",
+            f"SELECT pg_catalog.set_config('pgrole.tables', '{{{_oids(columns)}}}', true)",
             _NOTE_COLUMNS,
-            *_texts([replace(one, revoke=False, option_only=True) for one in lost]),
-            *texts,
-            *_texts(lost),
+            *columns.around(texts),
             _CHECK_COLUMNS,
         ]
     await connection.execute(";\n".join(texts))
+
+
+def _oids(loan: Loan) -> str:
+    return ",".join(str(one.object.id.oid) for one in loan.given)
 
 
 def _texts(changes: Sequence[AclChange]) -> list[str]:
