@@ -305,6 +305,7 @@ ODD_NAMES = ['a "quoted" one', "line\nbreak", "tab\tand 'single'", "%s %I $1 \\"
         "pg_catalog.int4, pg_catalog.varchar(3), pg_catalog.timestamptz[], pg_catalog.text, pg_catalog . bit",
         "int[], integer[3][], text array, float array[3], varchar(3)[], app.state[]",
         'App.State, app."State", app."odd,(3)", app."odd,(3)"[]',
+        'app."state", "app"."odd,(3)", "int8", "varchar"(3), "text"[], "bit", "numeric", "timestamptz", "char"',
         "id bigint, in b text, inout c int, VARIADIC d INT[]",
         "id int, out b int",
     ],

@@ -644,17 +644,40 @@ class TestPending:
         assert "routine app.close(text) (there is close(bigint)), routine app.open():" in waiting.message
         assert waiting.message.endswith("needs its schema, such as f(app.state))")
 
-    @pytest.mark.parametrize(("name", "explained"), [('"Order Items"', True), ("Order Items", False)])
-    def test_a_missing_name_with_double_quotes_is_explained(self, name: str, explained: bool) -> None:
+    @pytest.mark.parametrize(
+        ("name", "shown", "explained"),
+        [
+            ('"Order Items"', '"""Order Items"""', True),
+            ("Order Items", '"Order Items"', False),
+            ("größe.select", '"größe.select"', False),
+            ("Orders", "Orders", False),
+        ],
+    )
+    def test_a_missing_name_is_quoted_as_in_sql_and_its_own_double_quotes_are_explained(
+        self, name: str, shown: str, explained: bool
+    ) -> None:
         (waiting,) = decide(grantee(of_objects(table("SELECT", name=name))), observe()).pending
-        assert f"table app.{name}:" in waiting.message
+        assert f"table app.{shown}:" in waiting.message
         assert waiting.message.endswith("without double quotes)") == explained
 
     @pytest.mark.parametrize(("name", "explained"), [("*", True), ("absent_?", True), ("absent", False)])
     def test_a_missing_creator_whose_name_looks_like_a_pattern_is_explained(self, name: str, explained: bool) -> None:
         (waiting,) = decide(grantee(replace(READ, created_by=(name,))), observe()).pending
-        assert f"role {name} (createdBy):" in waiting.message
+        shown = f'"{name}"' if explained else name
+        assert f"role {shown} (createdBy):" in waiting.message
         assert waiting.message.endswith("(names here are not patterns: * and ? match only themselves)") == explained
+
+    def test_a_missing_routine_is_quoted_but_not_its_types(self) -> None:
+        names = ("a b(text)", 'f(app."T x")')
+        declared = of_objects(ObjectPrivileges(ObjectKind.ROUTINE, "app", names, frozenset({"EXECUTE"})))
+        routine = make("a b", ObjectKind.ROUTINE, arguments="bigint")
+        (waiting,) = decide(grantee(declared), observe((routine, ()))).pending
+        assert 'routine app."a b"(text) (there is "a b"(bigint)), routine app.f(app."T x"):' in waiting.message
+
+    def test_a_missing_schema_and_creator_are_quoted(self) -> None:
+        declared = replace(READ, schemas=(SchemaAccess("a, b", frozenset({Access.READ})),), created_by=("c d",))
+        (waiting,) = decide(grantee(declared), observe()).pending
+        assert 'role "c d" (createdBy), schema "a, b":' in waiting.message
 
     def test_a_routine_is_found_by_aliases_of_its_argument_types(self) -> None:
         names = ("close(int8, variadic timestamptz[])", "open()")

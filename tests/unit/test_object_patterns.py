@@ -188,6 +188,25 @@ def test_routines_without_arguments_or_with_parentheses_in_their_names_are_match
     assert normalize_arguments("Character  Varying,  integer[]") == "character varying,integer[]"
 
 
+@pytest.mark.parametrize(
+    ("declared", "shown"),
+    [
+        ('"int8", "text"[], "varchar"(3)', "bigint,text[],character varying"),
+        ('"bit", "numeric", "timestamptz", a "bool"', "bit,numeric,timestamp with time zone,boolean"),
+        ('"pg_catalog"."int4", pg_catalog."char"', 'integer,"char"'),
+        ('app."int4", "app"."Weird type,(x)", "app".int', 'app.int4,app."Weird type,(x)",app.int'),
+        ('app."order"', "app.order"),
+        ('"char", "any", "int", "character", "Text", "a""b"', '"char","any","int","character","Text","a""b"'),
+        ('"out" int, "in" text', "integer,text"),
+        ('app."order", *', "app.order,*"),
+        ('app."a b*", "char"?', 'app."a b*","char"?'),
+    ],
+)
+def test_needless_quotes_of_types_do_not_matter(declared: str, shown: str) -> None:
+    assert normalize_arguments(declared) == shown
+    assert normalize_arguments(shown) == shown
+
+
 @pytest.mark.parametrize("text", ["f" + "(" * 254 + ")", "f" + "(a," * 84 + ")", 'f("' + "(a" * 126 + ")"])
 def test_many_parentheses_in_a_routine_are_read_without_delay(text: str) -> None:
     """A PgRole can list 2,000 such names, and they are read once for each schema."""

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pgrole_controller.core.errors import PgRoleError
+from pgrole_controller.core.names import spell_name
 from pgrole_controller.core.privileges.acl import (
     POSTGRESQL_SCHEMAS,
     AclChange,
@@ -173,7 +174,7 @@ def _find_missing(declaration: CompiledPrivileges, observed: ObservedDatabase, p
     names = list(declaration.literal_names())
     for one in names:
         if one.kind is ObjectKind.SCHEMA and one.schema not in observed.schemas:
-            pending.add_missing(f"schema {one.schema}", mark_schema(one.schema))
+            pending.add_missing(f"schema {spell_name(one.schema)}", mark_schema(one.schema))
     for one in names:
         if one.kind is ObjectKind.SCHEMA or one.schema not in observed.schemas:
             continue

@@ -19,9 +19,10 @@ from heapq import nsmallest
 from typing import TypeAlias
 
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Waiting
-from pgrole_controller.core.names import cut_end, explain_names, name_some
+from pgrole_controller.core.names import cut_end, explain_names, name_some, spell_name
 from pgrole_controller.core.privileges.acl import DatabaseObject, ObjectKind
 from pgrole_controller.core.privileges.privilege_policy import NOT_MANAGED, Denial, traits_of
+from pgrole_controller.core.privileges.routine_signature import split_signature
 
 #: Maximum number of marks that are kept for one role in one database of what policy denies or does not exist, and as
 #: many of what PostgreSQL refused. What exceeds it may count as drift.
@@ -162,7 +163,7 @@ class SimilarRoutines:
     def __str__(self) -> str:
         """For people, after the name of the missing one."""
         few = nsmallest(_MOST_SIMILAR, self.arguments)
-        some = [cut_end(f"{self.name}({one})", _LONGEST_SIGNATURE) for one in few]
+        some = [cut_end(f"{spell_name(self.name)}({one})", _LONGEST_SIGNATURE) for one in few]
         return f" (there is {name_some(some, count=len(self.arguments))})"
 
 
@@ -246,7 +247,8 @@ class PendingNames:
             message = f"{where}: waiting for {what}: the controller grants the privileges once each exists"
             if any(one.startswith(_ROUTINE) and one.endswith(")") and one[-2:] != "()" for one in self._missing):
                 message += _TYPES
-            if any('"' in one and not one.startswith(_ROUTINE) for one in self._missing):
+            # a label doubles the quotes that are a part of a name
+            if any('""' in one and not one.startswith(_ROUTINE) for one in self._missing):
                 message += _QUOTES
             message += explain_names(one for one in self._missing if not one.startswith(_ROUTINE))
             found.append(Waiting(Reason.PRIVILEGE_PENDING, message))
@@ -254,5 +256,6 @@ class PendingNames:
 
 
 def label_of(kind: ObjectKind, schema: str, name: str) -> str:
-    """Returns the label of an object that does not exist, for people: `table app.orders`."""
-    return f"{kind.words} {schema}.{name}"
+    """Returns the label of an object that does not exist, for people: `table app.orders`. `name`: as declared."""
+    bare = split_signature(name)[0] if kind is ObjectKind.ROUTINE else name
+    return f"{kind.words} {spell_name(schema)}.{spell_name(bare)}{name[len(bare) :]}"

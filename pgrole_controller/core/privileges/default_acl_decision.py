@@ -104,7 +104,7 @@ class DefaultsComparison:
         for name in declared.created_by:
             if name not in roles:
                 if complete:
-                    self._pending.add_missing(f"role {name} (createdBy)", _mark_creator(name))
+                    self._pending.add_missing(f"role {spell_name(name)} (createdBy)", _mark_creator(name))
                 continue
             denial = why_not_created_by(self._grantee, roles[name], name, self._observed.facts)
             barred[name] = denial is not None

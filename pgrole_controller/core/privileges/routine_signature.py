@@ -43,6 +43,11 @@ _BY_KEYWORD = {name: shown for shown, names in _KEYWORDS.items() for name in (sh
 #: Names in pg_type that format_type quotes. Without quotes and schema, char is another type.
 _QUOTED_NAMES = {'"char"': '"char"', "char": '"char"', '"any"': '"any"', "any": '"any"'}
 
+#: Names that mean the same without quotes, unless a keyword of SQL stands for a type of another name.
+_NEEDLESSLY_QUOTED = re.compile(r'"([a-z_][a-z0-9_$]*)"')
+#: Keywords of SQL that are in pg_type, too.
+_TYPES_AND_KEYWORDS = frozenset({*_BY_NAME, "bit", "numeric"})
+
 _QUOTED = r'"(?:[^"]|"")+"'
 _MARK = re.compile(r'["()]')
 _SEPARATOR = re.compile(rf"{_QUOTED}|\([^()\"]*\)|,")
@@ -118,7 +123,7 @@ def _normalize(argument: str) -> str | None:
     """Returns None for an OUT argument."""
     folded = _FOLDED.sub(_fold, argument).strip()
     if "*" in folded or "?" in folded:
-        return folded
+        return _FOLDED.sub(_unquote_qualified, folded)
     mode = _MODE.match(folded)
     declared = folded[mode.end() :] if mode else folded
     shown = _show_type(declared)
@@ -156,11 +161,30 @@ def _show_element(text: str) -> str | None:
     if _INTERVAL.fullmatch(text):
         return "interval"
     if _PLAIN.fullmatch(text):
-        return text
+        return _show_plain(text)
     qualified = _QUALIFIED.fullmatch(text)
     if qualified is None:
         return None
-    schema, name = qualified.groups()
+    schema, name = map(_unquote, qualified.groups())
     if schema == "pg_catalog":
         return _BY_NAME.get(name) or _QUOTED_NAMES.get(name) or name
     return f"{schema}.{name}"
+
+
+def _show_plain(name: str) -> str:
+    """Shows a type of PostgreSQL, whose name may be quoted: `"int"` is no type, and `"char"` is not `char`."""
+    bare = _unquote(name)
+    if bare == name or bare in _QUOTED_NAMES or (bare in _BY_KEYWORD and bare not in _TYPES_AND_KEYWORDS):
+        return name
+    return _BY_NAME.get(bare, bare)
+
+
+def _unquote_qualified(part: re.Match[str]) -> str:
+    before, after = part.string[max(part.start() - 2, 0) : part.start()], part.string[part.end() : part.end() + 2]
+    qualified = before.rstrip().endswith(".") or after.lstrip().startswith(".")
+    return _unquote(part[0]) if qualified else part[0]
+
+
+def _unquote(name: str) -> str:
+    needless = _NEEDLESSLY_QUOTED.fullmatch(name)
+    return needless[1] if needless else name
