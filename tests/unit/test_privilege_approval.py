@@ -12,6 +12,7 @@ from pgrole_controller.controller.privileges.privilege_records import RoundRecor
 from pgrole_controller.controller.privileges.role_memory import AppliedState, RoleMemory
 from pgrole_controller.core.approval import Approval, read_approval
 from pgrole_controller.core.errors import Reason, Transient
+from pgrole_controller.core.privileges.acl_comparison import RememberedObjects
 from pgrole_controller.core.privileges.acl_decision import decide_privileges
 from pgrole_controller.core.privileges.awaited_privileges import AppliedDeclaration
 from pgrole_controller.core.privileges.grantee import Grantee, Refusal
@@ -49,7 +50,7 @@ def consider(
     applied = AppliedState(one.digest_of("orders"), 0, handled)
     decision = decide_privileges(one, observed, applied.declaration, new_objects=frozenset())
     progress = PrivilegeProgress(one, RoleMemory("uid-1"), applied, decision)
-    consider_approval(progress, observed, frozenset(), as_session(session or StillSession()))
+    consider_approval(progress, observed, frozenset(), RememberedObjects(), as_session(session or StillSession()))
     return progress
 
 
@@ -109,7 +110,7 @@ def test_drift_is_offered_although_postgresql_refuses_something_else() -> None:
     assert [change.object for change in decision.changes] == [other]
     for failure in (None, Transient(Reason.DATABASE_ERROR, "must be owner of table other")):
         progress = PrivilegeProgress(one, RoleMemory("uid-1", failure=failure), applied, decision)
-        consider_approval(progress, observed, frozenset(), as_session(StillSession()))
+        consider_approval(progress, observed, frozenset(), RememberedObjects(), as_session(StillSession()))
         shown = () if progress.role.offer is None else progress.role.offer.changes
         assert shown == (() if failure is None else ("DELETE on table app.orders was granted",))
 

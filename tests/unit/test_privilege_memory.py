@@ -17,6 +17,7 @@ from pgrole_controller.controller.privileges.privilege_screening import find_new
 from pgrole_controller.controller.privileges.role_memory import AppliedState, NewObjects, RoleMemory
 from pgrole_controller.controller.privileges.small_rounds import Notice
 from pgrole_controller.core.contest import FIRST_DELAY, LIMIT, WINDOW, Moment
+from pgrole_controller.core.errors import Reason, Transient
 from pgrole_controller.core.privileges.acl import DatabaseObject, ObjectId, ObservedAcl
 from pgrole_controller.core.privileges.acl_decision import PrivilegeDecision
 from pgrole_controller.core.privileges.observed_database import ObservedDatabase
@@ -331,3 +332,55 @@ async def test_where_neither_process_nor_database_tells_its_age_an_object_counts
     one.decision = PrivilegeDecision(extended=(PrivilegeDifference("SELECT", NEW, held=False),))
     unstored = cast("DatabaseSession", SimpleNamespace(stores=False))
     assert await find_new_objects([one], observe(NEW), unstored) == {READER.key: only(NEW)}
+
+
+def test_what_was_renamed_is_known_as_it_was_until_every_role_is_served() -> None:
+    memory, role = begin()
+    other = memory.role(OTHER, "orders")
+    renamed = replace(OLD, name="renamed", owner=STRANGER)
+    objects = read_more(memory, renamed)
+    before = {OLD.id: replace(OLD, owner_name=renamed.owner_name)}
+    assert role.select_before(objects) == other.select_before(objects) == before
+    role.note_left_over({FAILING.id: FAILING}, None)
+    role.note_left_over(before, only(OLD))
+    settle(memory, {READER.key: only(OLD), OTHER.key: NOTHING}, only(OLD))
+    objects = read_more(memory, renamed)
+    assert role.select_before(objects) == {**before, FAILING.id: FAILING}
+    assert other.select_before(objects) == {}
+    role.note_revoked(only(OLD), objects.read)
+    assert role.select_before(objects) == {FAILING.id: FAILING}
+    role.note_left_over({}, None)
+    assert role.select_before(objects) == {}
+
+
+def test_what_a_role_holds_on_a_renamed_object_after_the_revoke_was_granted_by_others() -> None:
+    memory, role = begin()
+    renamed = replace(OLD, name="renamed")
+    objects = read_more(memory, renamed)
+    role.note_left_over(role.select_before(objects), only(OLD))
+    role.note_revoked(only(OLD), objects.read)
+    assert role.select_before(read_more(memory, renamed)) == {}
+    settle(memory, {READER.key: NOTHING, OTHER.key: NOTHING}, only(OLD))
+    assert role.select_before(read_more(memory, OLD)) == {OLD.id: renamed}
+
+
+def test_of_an_object_that_was_renamed_twice_it_is_not_known_how_it_was() -> None:
+    memory, role = begin()
+    read_more(memory, replace(OLD, name="renamed"))
+    assert role.select_before(read_more(memory, replace(OLD, name="again"))) == {}
+
+
+@pytest.mark.parametrize("values", [{"left_off": only(OLD)}, {"failure": Transient(Reason.DATABASE_ERROR, "x")}])
+def test_what_a_role_may_have_lacked_before_a_rename_is_not_known(values: Mapping[str, object]) -> None:
+    memory, role = begin()
+    for name, value in values.items():
+        setattr(role, name, value)
+    assert role.select_before(read_more(memory, replace(OLD, name="renamed"))) == {}
+
+
+def test_the_next_worker_knows_what_was_renamed_where_nothing_is_stored() -> None:
+    memory, _ = begin()
+    memory.applied[READER.oid] = AppliedState("x")
+    following = memory.of_next_worker()
+    role = remember(following)
+    assert role.select_before(read(following, replace(OLD, name="renamed"))) == {OLD.id: OLD}

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pgrole_controller.controller.privileges.privilege_progress import PrivilegeProgress
 from pgrole_controller.core.approval import Approval, PrivilegeOffer, digest_privilege_drift, tell_approval
 from pgrole_controller.core.privileges.acl import ObjectId
+from pgrole_controller.core.privileges.acl_comparison import RememberedObjects
 from pgrole_controller.core.privileges.acl_decision import decide_privileges
 from pgrole_controller.core.privileges.awaited_privileges import AppliedDeclaration
 from pgrole_controller.core.privileges.observed_database import ObservedDatabase
@@ -23,6 +24,7 @@ def consider_approval(
     one: PrivilegeProgress,
     observed: ObservedDatabase,
     new_objects: frozenset[ObjectId] | None,
+    remembered: RememberedObjects,
     session: DatabaseSession,
 ) -> None:
     """Notes what can be approved. If exactly that is approved, the decision becomes its correction."""
@@ -38,6 +40,7 @@ def consider_approval(
         observed,
         one.applied.declaration,
         new_objects=new_objects,
+        remembered=remembered,
     )
     left = set(correction.reported)
     corrected = [difference for difference in decision.reported if difference not in left]

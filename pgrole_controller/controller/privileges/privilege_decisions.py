@@ -17,6 +17,7 @@ from pgrole_controller.controller.privileges.privilege_screening import RoundScr
 from pgrole_controller.controller.privileges.role_memory import NewObjects
 from pgrole_controller.core.contest import Moment
 from pgrole_controller.core.privileges.acl import ObjectId
+from pgrole_controller.core.privileges.acl_comparison import RememberedObjects
 from pgrole_controller.core.privileges.acl_decision import PrivilegeDecision, decide_privileges
 from pgrole_controller.core.privileges.observed_database import ObservedDatabase
 from pgrole_controller.event_loop import run_aside
@@ -69,7 +70,8 @@ class RoundDecisions:
         changes, number = 0, 0
         while number < len(some) and changes < most_changes:
             one = some[number]
-            await self._decide_beside(one, one.role.select_new(new_objects))
+            remembered = RememberedObjects(one.role.select_before(new_objects))
+            await self._decide_beside(one, one.role.select_new(new_objects), remembered)
             one.decided = new_objects.read
             changes += sum(change.size for change in one.changes)
             number += 1
@@ -89,17 +91,21 @@ class RoundDecisions:
             key = one.grantee.key
             self._memory.begin_noting(key, known.get(key, frozenset()), new_objects.read)
             if key in known:
-                await self._decide_beside(one, known[key])
+                await self._decide_beside(one, known[key], RememberedObjects())
 
-    async def _decide_beside(self, one: PrivilegeProgress, new_objects: frozenset[ObjectId] | None) -> None:
+    async def _decide_beside(
+        self, one: PrivilegeProgress, new_objects: frozenset[ObjectId] | None, remembered: RememberedObjects
+    ) -> None:
         count, many = self._screening.count_comparisons(one.grantee, self._observed), large_rounds.MANY_COMPARISONS
         if count < many:
-            self._decide_one(one, new_objects)
+            self._decide_one(one, new_objects, remembered)
         else:
-            decide = partial(run_aside, count, many, self._decide_one, one, new_objects)
+            decide = partial(run_aside, count, many, self._decide_one, one, new_objects, remembered)
             await self._interruptions.run_beside(decide, one.grantee.key)
 
-    def _decide_one(self, one: PrivilegeProgress, new_objects: frozenset[ObjectId] | None) -> None:
+    def _decide_one(
+        self, one: PrivilegeProgress, new_objects: frozenset[ObjectId] | None, remembered: RememberedObjects
+    ) -> None:
         observed = self._observed
         one.refused, one.undecided = None, False
         try:
@@ -109,8 +115,10 @@ class RoundDecisions:
                 one.applied.declaration,
                 new_objects=new_objects,
                 differing=self._screening.select(one.grantee, observed),
+                remembered=remembered,
             )
-            consider_approval(one, observed, new_objects, self._session)
+            self._note_left_over(one, remembered)
+            consider_approval(one, observed, new_objects, remembered, self._session)
             one.note_reported()
             self._hold(one)
             if isinstance(one.error, OutdatedAcl) and not one.has_changes:
@@ -119,6 +127,14 @@ class RoundDecisions:
             one.decision, one.changes, one.default_changes = PrivilegeDecision(), (), ()
             one.approval, one.newly_reported = None, ()
             one.error, one.touched, one.undecided = contain(error, one.grantee.key), True, True
+
+    def _note_left_over(self, one: PrivilegeProgress, remembered: RememberedObjects) -> None:
+        """If it cannot be revoked now, it is no drift later either."""
+        objects = {each.object.id for each in one.decision.left_over if each.object}
+        found = {oid: remembered.before[oid] for oid in objects}
+        if found or one.role.left_over:
+            read = None if self._observed.complete else {acl.object.id for acl in self._observed.acls}
+            one.role.note_left_over(found, read)
 
     def _hold(self, one: PrivilegeProgress) -> None:
         """Leaves out repairs of contested changes."""

@@ -6,7 +6,8 @@ its name: another database with that name has none of what was applied, though s
 
 import math
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 from pgrole_controller.controller.privileges.privilege_records import UnrecordedDrifts
 from pgrole_controller.controller.privileges.read_pace import FurtherReads
@@ -22,6 +23,11 @@ from pgrole_controller.postgres.privileges.failed_changes import FailedChanges
 
 #: Maximum number of objects noted between two complete reads. Of more, most were dropped again.
 MOST_NOTED = 20_000
+
+
+#: What of an object decides whether it counts as another one. A plain tuple of texts and numbers costs the garbage
+#: collector nothing.
+ObjectIdentity: TypeAlias = tuple[str, str, str, int, bool, bool]
 
 
 @dataclass(slots=True)
@@ -49,12 +55,13 @@ class PrivilegeMemory:
     _weight: int | None = None
     _terms: dict[Key, tuple[Grantee, PrivilegeTerms]] = field(default_factory=dict)
     _equal: dict[PrivilegeTerms, PrivilegeTerms] = field(default_factory=dict)
-    _known: dict[ObjectId, int] | None = None
+    _known: dict[ObjectId, ObjectIdentity] | None = None
     _size: int = 0  # number of objects that were known after the last complete read
     _new: dict[ObjectId, int] = field(default_factory=dict)  # as in NewObjects
+    _before: dict[ObjectId, DatabaseObject] = field(default_factory=dict)  # as in NewObjects
     _reads: int = 0  # number of reads so far
     _replaced: bool = False  # a known object was identified otherwise by a read of some objects
-    _meanwhile: dict[ObjectId, int] | None = None  # noted since a complete read began; None: outside of one
+    _meanwhile: dict[ObjectId, ObjectIdentity] | None = None  # noted since a complete read began; None: outside of one
     _columns_meanwhile: frozenset[int] = frozenset()
 
     def of_database(self, oid: int) -> "PrivilegeMemory":
@@ -74,7 +81,7 @@ class PrivilegeMemory:
         following = PrivilegeMemory(self.database, self.applied, drifts=self.drifts)
         if self.applied and self._known is not None:
             following._known, following._size = dict(self._known), self._size
-            following._new, following._reads = dict(self._new), self._reads
+            following._new, following._before, following._reads = dict(self._new), dict(self._before), self._reads
             following._roles = {key: one.of_next_worker() for key, one in self._roles.items()}
         return following
 
@@ -194,6 +201,7 @@ class PrivilegeMemory:
             self._known, self._size = found if complete else None, len(found)
             return NewObjects(None, self._reads)
         differing = [oid for oid, name in found.items() if self._known.get(oid) != name]
+        self._note_replaced(frozenset(differing), observed)
         self._new |= dict.fromkeys(differing, self._reads)
         self._replaced |= not complete and any(oid in self._known for oid in differing)
         if complete:
@@ -203,12 +211,29 @@ class PrivilegeMemory:
             self._known.update(found)
         if observed.complete:
             self._size = len(self._known)
-        new = NewObjects(self._new, self._reads)
+        self._forget_before()
+        new = NewObjects(self._new, self._reads, self._before)
         for key in self._resting:
             role = self._roles.get(key)
             if role is not None and role.missed is not None:
                 role.missed = frozenset((role.missed | new.later_than(role.granted_in_read)) & self._known.keys())
         return new
+
+    def _note_replaced(self, differing: Collection[ObjectId], observed: ObservedDatabase) -> None:
+        """Notes how these objects were. Of one that is new to some role already, it is not known what each role held
+        when.
+        """
+        known = self._known or {}
+        for one in observed.acls if differing else ():
+            oid = one.object.id
+            if oid in differing and oid in known:
+                if oid in self._new:
+                    self._before.pop(oid, None)
+                else:
+                    self._before[oid] = _with_identity(one.object, known[oid])
+
+    def _forget_before(self) -> None:
+        self._before = {oid: before for oid, before in self._before.items() if oid in self._new}
 
     def take_replaced(self) -> bool:
         """Whether a read of some objects since the last call found a known one with another name, schema or owner: a
@@ -284,6 +309,7 @@ class PrivilegeMemory:
             self._new = {oid: number for oid, number in self._new.items() if number > oldest}
         else:
             self._new = {oid: number for oid, number in self._new.items() if oid not in read}
+        self._forget_before()
 
     def add_missed(self, keys: Iterable[Key], objects: Collection[ObjectId]) -> None:
         """These roles took no part in rounds that noted these objects as new."""
@@ -306,8 +332,16 @@ class PrivilegeMemory:
         return [(key, one) for key, one in self._roles.items() if one.contests]
 
 
-def _identify(obj: DatabaseObject) -> int:
+def _identify(obj: DatabaseObject) -> ObjectIdentity:
     """Whoever owned an object held everything on it. Policy may have denied what it allows with another owner, or on a
     routine that is no longer SECURITY DEFINER; and patterns match what no longer belongs to an extension.
     """
-    return hash((obj.schema, obj.name, obj.arguments, obj.owner, obj.elevated, obj.extension))
+    return obj.schema, obj.name, obj.arguments, obj.owner, obj.elevated, obj.extension
+
+
+def _with_identity(obj: DatabaseObject, identity: ObjectIdentity) -> DatabaseObject:
+    """Returns the object as it was."""
+    schema, name, arguments, owner, elevated, extension = identity
+    return replace(
+        obj, schema=schema, name=name, arguments=arguments, owner=owner, elevated=elevated, extension=extension
+    )

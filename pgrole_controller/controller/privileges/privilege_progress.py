@@ -94,6 +94,12 @@ class PrivilegeProgress:
         )
         self.touched = self.touched or self.has_changes or bool(grantors)
 
+    def note_revoked(self, left_over: Iterable[PrivilegeDifference]) -> None:
+        """`left_over`: what of the decision's was revoked."""
+        objects = {one.object.id for one in left_over if one.object is not None}
+        if objects and self.has_changes:
+            self.role.note_revoked(objects, self.decided)
+
     @property
     def needs_storing(self) -> bool:
         stale = self.applied.stale and bool(self.decision.applied) and self._is_storable

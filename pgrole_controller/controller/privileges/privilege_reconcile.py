@@ -347,6 +347,7 @@ class PrivilegeReconcile:
         extended = select_done(one.decision.extended, one.grantee.oid, applied)
         if extended:
             one.news.append(announce_extension(database, extended))
+        one.note_revoked(select_done(one.decision.left_over, one.grantee.oid, applied))
         if one.approval is None:
             one.role.note_repair(self._now, corrected)
         elif len(one.news) > announced:

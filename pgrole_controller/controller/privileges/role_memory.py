@@ -7,7 +7,7 @@ from itertools import islice
 from pgrole_controller.core.approval import PrivilegeOffer
 from pgrole_controller.core.contest import FieldContest, Moment, notice, repair
 from pgrole_controller.core.errors import PgRoleError
-from pgrole_controller.core.privileges.acl import ObjectId
+from pgrole_controller.core.privileges.acl import DatabaseObject, ObjectId
 from pgrole_controller.core.privileges.grantee import DatabasePrivileges, Grantee
 from pgrole_controller.core.privileges.privilege_difference import PrivilegeDifference
 from pgrole_controller.core.privileges.privilege_result import DriftAuthor, PrivilegeDrift
@@ -31,19 +31,32 @@ class AppliedState:
 
 class NewObjects:
     """Which objects are new to which role. `found`: objects, with the number of the read that found each as new to the
-    database; None: not known. `read`: the number of the last read.
+    database; None: not known. `read`: the number of the last read. `before`: those of them that had another name,
+    schema or owner before, as they were.
     """
 
-    def __init__(self, found: Mapping[ObjectId, int] | None, read: int) -> None:
+    def __init__(
+        self, found: Mapping[ObjectId, int] | None, read: int, before: Mapping[ObjectId, DatabaseObject] | None = None
+    ) -> None:
         self.read = read
         self.is_known = found is not None
         self._found = dict(found or {})
+        self._before = dict(before or {})
         self._later: dict[int, frozenset[ObjectId]] = {}
 
     def later_than(self, read: int) -> frozenset[ObjectId]:
         if read not in self._later:
             self._later[read] = frozenset(one for one, found in self._found.items() if found > read)
         return self._later[read]
+
+    def is_renamed(self, one: ObjectId) -> bool:
+        return one in self._before
+
+    def before(self, read: int, revoked: Mapping[ObjectId, int]) -> dict[ObjectId, DatabaseObject]:
+        """Returns, as they were, those that were found later than this read. `revoked`: as in RoleMemory."""
+        return {
+            one: before for one, before in self._before.items() if self._found[one] > max(read, revoked.get(one, 0))
+        }
 
 
 @dataclass(slots=True)
@@ -59,6 +72,9 @@ class RoleMemory:
     `missed`: objects that were new when the role was granted nothing on them: it rested (Grantee.rests), or the grant
     failed. None: not known, as before the role's first complete read. `granted_in_read`: number of the last complete
     read after which the role had what it needs. What this read found may be new to other roles, but not to this one.
+
+    `left_over`: objects on which something that was granted before they were renamed is to be revoked, as they were.
+    `revoked`: those where that was done, and the number of the read that had found it, while they are new to any role.
 
     `applied_as`: the digest that is stored as applied in the database, and the Grantee.spec_of that it stands for.
     None: this process does not know what it stands for.
@@ -83,6 +99,8 @@ class RoleMemory:
     offer: PrivilegeOffer | None = None
     missed: frozenset[ObjectId] | None = None
     granted_in_read: int = 0
+    left_over: Mapping[ObjectId, DatabaseObject] = field(default_factory=dict)
+    revoked: Mapping[ObjectId, int] = field(default_factory=dict)
     applied_as: tuple[str, int, DatabasePrivileges | None] | None = None
     noted: Mapping[PrivilegeDifference, tuple[DriftAuthor, int]] = field(default_factory=dict)
 
@@ -93,7 +111,7 @@ class RoleMemory:
 
     def of_next_worker(self) -> "RoleMemory":
         """Returns what the database's next worker knows of the role: which objects are new to it."""
-        return RoleMemory(self.uid, missed=self.missed, granted_in_read=self.granted_in_read)
+        return RoleMemory(self.uid, missed=self.missed, granted_in_read=self.granted_in_read, left_over=self.left_over)
 
     def note_authors(self, found: Mapping[PrivilegeDifference, DriftAuthor], read: int) -> None:
         """`read`: number of the read that found these differences."""
@@ -116,6 +134,30 @@ class RoleMemory:
             return None
         return (objects.later_than(self.granted_in_read) | self.missed) - self.left_off
 
+    def select_before(self, objects: NewObjects) -> Mapping[ObjectId, DatabaseObject]:
+        """Returns, as they were, objects with another name, schema or owner than when the role was last granted what it
+        needs on them. While it may lack something there, it is not known what it held.
+        """
+        if self.missed is None or not objects.is_known:
+            return {}
+        if self.failure is not None or self.is_contested:
+            return self.left_over
+        found = objects.before(self.granted_in_read, self.revoked)
+        self.revoked = {one: read for one, read in self.revoked.items() if objects.is_renamed(one)}
+        return {**{one: found[one] for one in found.keys() - self.missed - self.left_off}, **self.left_over}
+
+    def note_left_over(self, found: Mapping[ObjectId, DatabaseObject], read: Collection[ObjectId] | None) -> None:
+        """`found`: all that is left over on the objects of a read; None: it was complete."""
+        kept = {} if read is None else {one: obj for one, obj in self.left_over.items() if one not in read}
+        self.left_over = {**kept, **found}
+
+    def note_revoked(self, objects: Collection[ObjectId], read: int) -> None:
+        """What was left over there is revoked: what is held there from now on, others granted. `read`: the number of
+        the read that found it.
+        """
+        self.left_over = {one: obj for one, obj in self.left_over.items() if one not in objects}
+        self.revoked = {**self.revoked, **dict.fromkeys(objects, read)}
+
     def is_declared_by(self, grantee: Grantee, database: str) -> bool:
         """Whether it declares what is known already. The digest of an applied declaration also changes when the claim
         forgets former ones.
@@ -130,7 +172,7 @@ class RoleMemory:
             self.generation, self.contests = grantee.generation, {}
         if not same:
             self.pending, self.reported, self.offer, self.failure = (), (), None, None
-            self.left_off = frozenset()
+            self.left_off, self.left_over = frozenset(), {}
         if self.digest != digest:
             self.digest, self.confirmed = digest, False
 

@@ -1,7 +1,7 @@
 """Compares one role's privileges, object by object, with what it declares."""
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import product
 
 from pgrole_controller.core.privileges.acl import (
@@ -10,6 +10,7 @@ from pgrole_controller.core.privileges.acl import (
     AclChange,
     AclEntry,
     DatabaseObject,
+    ObjectId,
     ObjectKind,
     ObservedAcl,
 )
@@ -51,6 +52,18 @@ class _Kept:
 _NOTHING_KEPT = _Kept()
 
 
+@dataclass(frozen=True, slots=True)
+class RememberedObjects:
+    """What is remembered of objects on which the role's declaration was applied. `before`: those that had another name,
+    schema or owner then, as they were.
+    """
+
+    before: Mapping[ObjectId, DatabaseObject] = field(default_factory=dict)
+
+
+_NOTHING_REMEMBERED = RememberedObjects()
+
+
 class AclComparison:
     """One grantee's privileges, object by object."""
 
@@ -61,6 +74,7 @@ class AclComparison:
         declaration: CompiledPrivileges | None,
         classifier: DifferenceClassifier,
         pending: PendingNames,
+        remembered: RememberedObjects = _NOTHING_REMEMBERED,
     ) -> None:
         facts = observed.facts
         self._grantee = grantee
@@ -69,6 +83,7 @@ class AclComparison:
         self._former = [compile_privileges(one, facts.version) for one in grantee.former.get(facts.database, ())]
         self._classifier = classifier
         self._pending = pending
+        self._remembered = remembered
         self._verdicts: dict[tuple[object, ...], frozenset[str]] = {}
         self.changes: list[AclChange] = []
         self.former_held = False
@@ -163,7 +178,19 @@ class AclComparison:
         if entry.privilege not in DECLARABLE.get(obj.kind, ()):
             self._classifier.note_left(difference)
             return False
-        return self._classifier.note_held(difference)
+        return self._classifier.note_held(difference, left_over=self._is_left_over(obj, entry))
+
+    def _is_left_over(self, obj: DatabaseObject, entry: AclEntry) -> bool:
+        """Tells whether the declaration wanted just this entry, and policy allowed it, before the object got another
+        name, schema or owner. In an ACL, a new owner takes the place of the former one.
+        """
+        before = self._remembered.before.get(obj.id)
+        if before is None or self._declaration is None or entry.grantable or entry.grantor != obj.owner:
+            return False
+        wanted = self._declaration.wanted(before)
+        if before.owner == self._grantee.oid or not wanted.has(entry.privilege, entry.column):
+            return False
+        return self._why_not(before, entry.privilege, wanted, entry.column) is None
 
     def _is_exact(self, obj: DatabaseObject) -> bool:
         """Tells whether whatever is not declared on this object is undone."""

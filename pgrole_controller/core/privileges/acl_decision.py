@@ -19,7 +19,7 @@ from pgrole_controller.core.privileges.acl import (
     ObjectKind,
     ObservedAcl,
 )
-from pgrole_controller.core.privileges.acl_comparison import AclComparison
+from pgrole_controller.core.privileges.acl_comparison import AclComparison, RememberedObjects
 from pgrole_controller.core.privileges.awaited_privileges import (
     AppliedDeclaration,
     PendingNames,
@@ -45,6 +45,8 @@ class PrivilegeDecision:
     - `drift`: the differences that arose after the declaration was applied.
     - `extended`: privileges missing on new objects, and those that waited. `awaited`: something to grant or
       revoke waited.
+    - `left_over`: what is revoked because the controller granted it on objects that were renamed, moved to another
+      schema or given another owner since.
     - `pending`: Refused and at most one Waiting; everything else is applied nevertheless.
     - `reported`: differences that are not corrected.
     - `confirmed`: nothing is left that only a former declaration granted; False after a partial read.
@@ -58,6 +60,7 @@ class PrivilegeDecision:
     drift: tuple[PrivilegeDifference, ...] = ()
     extended: tuple[PrivilegeDifference, ...] = ()
     awaited: bool = False
+    left_over: tuple[PrivilegeDifference, ...] = ()
     pending: tuple[PgRoleError, ...] = ()
     reported: tuple[PrivilegeDifference, ...] = ()
     confirmed: bool = False
@@ -84,6 +87,7 @@ def decide_privileges(
     *,
     new_objects: frozenset[ObjectId] | None = None,
     differing: Sequence[ObservedAcl] | None = None,
+    remembered: RememberedObjects = RememberedObjects(),  # noqa: B008 -- frozen
 ) -> PrivilegeDecision:
     """Compares what is declared with what is held.
 
@@ -114,7 +118,7 @@ def decide_privileges(
     )
     declaration = None if declared is None else compile_privileges(declared, observed.facts.version)
     pending = PendingNames(database, only=last if ignored else None)
-    comparison = AclComparison(grantee, observed, declaration, classifier, pending)
+    comparison = AclComparison(grantee, observed, declaration, classifier, pending, remembered)
     for acl in _find_concerning(grantee, observed, declaration) if differing is None else differing:
         comparison.compare(acl)
     defaults = DefaultsComparison(grantee, observed, declaration, classifier, pending)
@@ -132,6 +136,7 @@ def decide_privileges(
         drift=tuple(classifier.drift),
         extended=tuple(classifier.extended),
         awaited=classifier.awaited,
+        left_over=tuple(classifier.left_over),
         pending=(*([undeclarable] if undeclarable else []), *pending.errors()),
         reported=tuple(classifier.reported),
         confirmed=is_whole and not former_held,

@@ -219,8 +219,8 @@ class RowWriters:
         """Returns who changed the row, according to the events. If none fits, a DriftAuthor with proof NONE.
 
         A transaction that wrote the row last has not changed the privilege if its commands do not: it has overwritten
-        what another left. An ALTER of the object may have changed its owner. If there are more events, or two have the
-        same statement, any event may have made the change.
+        what another left. An ALTER of the object may have changed its owner, which grants nothing. If there are more
+        events, or two have the same statement, any event may have made the change.
         """
         found = self._find_author(changed)
         if found.author.proof is Evidence.TRANSACTION or changed.change is None or not self._unclear:
@@ -237,7 +237,7 @@ class RowWriters:
         if explaining:
             return _found(changed, _best(changed, explaining), self._exact, certain=True)
         altering = [event for event in exact if event.tag.startswith("ALTER ") and event.object == changed.oid != 0]
-        if altering:
+        if altering and not (changed.change is not None and changed.change.granted):
             return _found(changed, _best(changed, altering), self._exact, certain=False)
         return FoundAuthor(writers=self._exact)
 

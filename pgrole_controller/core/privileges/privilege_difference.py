@@ -94,9 +94,9 @@ class DifferenceClassifier:
     """Notes each difference as drift, extension or neither, and decides whether to correct it.
 
     Before the declaration is applied (`current` False), no difference is drift. Under `report_only` drift is not
-    corrected, but privileges on new objects are granted. What waited to be applied (`applied`) is not drift either. If
-    privileges are left to others (`ignored`), only that is granted or revoked. If the object is `refused`, nothing is
-    granted.
+    corrected, but privileges on new objects are granted, and the controller's own on renamed ones revoked. What waited
+    to be applied (`applied`) is not drift either. If privileges are left to others (`ignored`), only that is granted or
+    revoked. If the object is `refused`, nothing is granted.
     """
 
     def __init__(
@@ -118,12 +118,15 @@ class DifferenceClassifier:
         self._refused = refused
         self.drift: list[PrivilegeDifference] = []
         self.extended: list[PrivilegeDifference] = []
+        self.left_over: list[PrivilegeDifference] = []
         self.awaited = False  # something to grant or revoke was
         self.reported: list[PrivilegeDifference] = []
         self.met = set[str]()  # digests of marks of `applied`, under which a difference waits
 
-    def note_held(self, difference: PrivilegeDifference) -> bool:
-        """Notes a privilege that is held but undeclared. Returns whether to revoke it."""
+    def note_held(self, difference: PrivilegeDifference, *, left_over: bool = False) -> bool:
+        """Notes a privilege that is held but undeclared. Returns whether to revoke it. `left_over`: the controller
+        granted it unless it waited, e.g. because the object was refused: it is no drift.
+        """
         if not self._current:
             return True
         if self._marks and self._meet(difference.mark, difference.wide_mark):
@@ -131,6 +134,9 @@ class DifferenceClassifier:
             return True
         if self._ignored:
             return False
+        if left_over and not self._may_have_waited(difference):
+            self.left_over.append(difference)
+            return True
         self._add_drift(difference)
         return not self._report_only
 
@@ -174,6 +180,12 @@ class DifferenceClassifier:
             return True
         # What drift policy leaves as it is waits for nothing.
         return not (self._report_only or self._ignored) and self._applied.awaits(WITHHELD)
+
+    def _may_have_waited(self, difference: PrivilegeDifference) -> bool:
+        """Whether the controller may not have granted the privilege when it last applied the declaration."""
+        if self._refused or self._applied.awaits(WITHHELD):
+            return True
+        return any(self._applied.awaits(*_marks_of(difference, literal=literal)) for literal in (True, False))
 
     def _meet(self, *marks: str) -> bool:
         """Whether it waited under any of these marks."""
