@@ -130,7 +130,7 @@ def add_privileges(outcome: Outcome, privileges: GrantedPrivileges, expected: Se
 
     `expected`: databases in which privileges are, or were, declared. Drift of the role that is reported remains the
     reason: nothing else announces it. The databases' workers retry failures there. No worker notices that what was
-    given up was revoked by hand.
+    given up was revoked by hand. Ignored privileges need not match.
     """
     if not expected or outcome is PROGRESSING:
         return outcome
@@ -145,9 +145,11 @@ def add_privileges(outcome: Outcome, privileges: GrantedPrivileges, expected: Se
         return replace(PROGRESSING, message=_being_applied(unanswered), by_databases=True, unanswered=True)
     if privileges.reported:
         return replace(_of_reported(outcome, privileges), by_databases=outcome.ready)
-    if outcome.ready:
-        return replace(outcome, message=mention_privileges(outcome.message) + _explain_idle_creators(privileges))
-    return outcome
+    if not outcome.ready:
+        return outcome
+    ignored = privileges.grantee is not None and privileges.grantee.ignored
+    message = outcome.message if ignored else mention_privileges(outcome.message)
+    return replace(outcome, message=message + _explain_idle_creators(privileges))
 
 
 def _explain_idle_creators(privileges: GrantedPrivileges) -> str:

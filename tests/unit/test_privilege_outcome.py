@@ -91,6 +91,10 @@ class TestTheOutcome:
         assert outcome.message.startswith("the role and its privileges match the spec; spec.privileges: createdBy ")
         assert 'no effect in database "lake", for which no schemas are listed: list them' in outcome.message
 
+    def test_ignored_privileges_are_not_said_to_match(self) -> None:
+        outcome = merge(known(LAKE, ORDERS, grantee=replace(GRANTEE, ignored=True)))
+        assert (outcome.phase, outcome.message) == (Phase.DONE, RECONCILED.message)
+
     def test_without_privileges_the_outcome_is_that_of_the_role(self) -> None:
         assert add_privileges(RECONCILED, GrantedPrivileges(), []) is RECONCILED
 
