@@ -70,7 +70,10 @@ class RoundDecisions:
         changes, number = 0, 0
         while number < len(some) and changes < most_changes:
             one = some[number]
-            remembered = RememberedObjects(one.role.select_before(new_objects))
+            role = one.role
+            remembered = RememberedObjects(
+                role.select_before(new_objects), role.select_changed(new_objects), role.denied
+            )
             await self._decide_beside(one, one.role.select_new(new_objects), remembered)
             one.decided = new_objects.read
             changes += sum(change.size for change in one.changes)
@@ -91,7 +94,7 @@ class RoundDecisions:
             key = one.grantee.key
             self._memory.begin_noting(key, known.get(key, frozenset()), new_objects.read)
             if key in known:
-                await self._decide_beside(one, known[key], RememberedObjects())
+                await self._decide_beside(one, known[key], RememberedObjects(denied=one.role.denied))
 
     async def _decide_beside(
         self, one: PrivilegeProgress, new_objects: frozenset[ObjectId] | None, remembered: RememberedObjects
@@ -117,7 +120,7 @@ class RoundDecisions:
                 differing=self._screening.select(one.grantee, observed),
                 remembered=remembered,
             )
-            self._note_left_over(one, remembered)
+            self._note_remembered(one, remembered)
             consider_approval(one, observed, new_objects, remembered, self._session)
             one.note_reported()
             self._hold(one)
@@ -128,13 +131,16 @@ class RoundDecisions:
             one.approval, one.newly_reported = None, ()
             one.error, one.touched, one.undecided = contain(error, one.grantee.key), True, True
 
-    def _note_left_over(self, one: PrivilegeProgress, remembered: RememberedObjects) -> None:
-        """If it cannot be revoked now, it is no drift later either."""
+    def _note_remembered(self, one: PrivilegeProgress, remembered: RememberedObjects) -> None:
+        """What is left over, and cannot be revoked now, is no drift later either."""
         objects = {each.object.id for each in one.decision.left_over if each.object}
-        found = {oid: remembered.before[oid] for oid in objects}
-        if found or one.role.left_over:
-            read = None if self._observed.complete else {acl.object.id for acl in self._observed.acls}
-            one.role.note_left_over(found, read)
+        found, denied = {oid: remembered.before[oid] for oid in objects}, one.decision.denied
+        if not (found or denied or one.role.left_over or one.role.denied or self._observed.complete):
+            return
+        read = None if self._observed.complete else {acl.object.id for acl in self._observed.acls}
+        one.role.note_left_over(found, read)
+        if denied is not None:
+            one.role.note_denied(denied, read)
 
     def _hold(self, one: PrivilegeProgress) -> None:
         """Leaves out repairs of contested changes."""

@@ -58,7 +58,7 @@ class PrivilegeMemory:
     _known: dict[ObjectId, ObjectIdentity] | None = None
     _size: int = 0  # number of objects that were known after the last complete read
     _new: dict[ObjectId, int] = field(default_factory=dict)  # as in NewObjects
-    _before: dict[ObjectId, DatabaseObject] = field(default_factory=dict)  # as in NewObjects
+    _before: dict[ObjectId, DatabaseObject | None] = field(default_factory=dict)  # as in NewObjects
     _reads: int = 0  # number of reads so far
     _replaced: bool = False  # a known object was identified otherwise by a read of some objects
     _meanwhile: dict[ObjectId, ObjectIdentity] | None = None  # noted since a complete read began; None: outside of one
@@ -227,10 +227,7 @@ class PrivilegeMemory:
         for one in observed.acls if differing else ():
             oid = one.object.id
             if oid in differing and oid in known:
-                if oid in self._new:
-                    self._before.pop(oid, None)
-                else:
-                    self._before[oid] = _with_identity(one.object, known[oid])
+                self._before[oid] = None if oid in self._new else _with_identity(one.object, known[oid])
 
     def _forget_before(self) -> None:
         self._before = {oid: before for oid, before in self._before.items() if oid in self._new}

@@ -1,6 +1,6 @@
 """What one database's worker remembers of one role between rounds."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -8,10 +8,13 @@ from pgrole_controller.core.approval import PrivilegeOffer
 from pgrole_controller.core.contest import FieldContest, Moment, notice, repair
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.core.privileges.acl import DatabaseObject, ObjectId
+from pgrole_controller.core.privileges.acl_comparison import DeniedPrivilege
 from pgrole_controller.core.privileges.grantee import DatabasePrivileges, Grantee
 from pgrole_controller.core.privileges.privilege_difference import PrivilegeDifference
 from pgrole_controller.core.privileges.privilege_result import DriftAuthor, PrivilegeDrift
 
+#: Maximum number of denied privileges of a role that are remembered as held.
+MOST_DENIED = 1000
 #: Maximum number of differences of a role whose authors are noted.
 MOST_NOTED_AUTHORS = 1000
 
@@ -32,11 +35,14 @@ class AppliedState:
 class NewObjects:
     """Which objects are new to which role. `found`: objects, with the number of the read that found each as new to the
     database; None: not known. `read`: the number of the last read. `before`: those of them that had another name,
-    schema or owner before, as they were.
+    schema or owner before, as they were; None: several.
     """
 
     def __init__(
-        self, found: Mapping[ObjectId, int] | None, read: int, before: Mapping[ObjectId, DatabaseObject] | None = None
+        self,
+        found: Mapping[ObjectId, int] | None,
+        read: int,
+        before: Mapping[ObjectId, DatabaseObject | None] | None = None,
     ) -> None:
         self.read = read
         self.is_known = found is not None
@@ -49,13 +55,17 @@ class NewObjects:
             self._later[read] = frozenset(one for one, found in self._found.items() if found > read)
         return self._later[read]
 
-    def is_renamed(self, one: ObjectId) -> bool:
-        return one in self._before
+    @property
+    def renamed(self) -> Set[ObjectId]:
+        """Those that had another name, schema or owner before."""
+        return self._before.keys()
 
     def before(self, read: int, revoked: Mapping[ObjectId, int]) -> dict[ObjectId, DatabaseObject]:
         """Returns, as they were, those that were found later than this read. `revoked`: as in RoleMemory."""
         return {
-            one: before for one, before in self._before.items() if self._found[one] > max(read, revoked.get(one, 0))
+            one: before
+            for one, before in self._before.items()
+            if before is not None and self._found[one] > max(read, revoked.get(one, 0))
         }
 
 
@@ -75,6 +85,8 @@ class RoleMemory:
 
     `left_over`: objects on which something that was granted before they were renamed is to be revoked, as they were.
     `revoked`: those where that was done, and the number of the read that had found it, while they are new to any role.
+
+    `denied`: as in RememberedObjects; None: not known, as before the first complete read, or too much.
 
     `applied_as`: the digest that is stored as applied in the database, and the Grantee.spec_of that it stands for.
     None: this process does not know what it stands for.
@@ -101,6 +113,7 @@ class RoleMemory:
     granted_in_read: int = 0
     left_over: Mapping[ObjectId, DatabaseObject] = field(default_factory=dict)
     revoked: Mapping[ObjectId, int] = field(default_factory=dict)
+    denied: Set[DeniedPrivilege] | None = None
     applied_as: tuple[str, int, DatabasePrivileges | None] | None = None
     noted: Mapping[PrivilegeDifference, tuple[DriftAuthor, int]] = field(default_factory=dict)
 
@@ -143,13 +156,24 @@ class RoleMemory:
         if self.failure is not None or self.is_contested:
             return self.left_over
         found = objects.before(self.granted_in_read, self.revoked)
-        self.revoked = {one: read for one, read in self.revoked.items() if objects.is_renamed(one)}
+        self.revoked = {one: read for one, read in self.revoked.items() if one in objects.renamed}
         return {**{one: found[one] for one in found.keys() - self.missed - self.left_off}, **self.left_over}
+
+    def select_changed(self, objects: NewObjects) -> Set[ObjectId]:
+        """Returns those that may have been different when the role was last granted what it needs on them."""
+        return objects.renamed | (self.missed or frozenset())
 
     def note_left_over(self, found: Mapping[ObjectId, DatabaseObject], read: Collection[ObjectId] | None) -> None:
         """`found`: all that is left over on the objects of a read; None: it was complete."""
         kept = {} if read is None else {one: obj for one, obj in self.left_over.items() if one not in read}
         self.left_over = {**kept, **found}
+
+    def note_denied(self, found: Set[DeniedPrivilege], read: Collection[ObjectId] | None) -> None:
+        """`found`: all that the role holds on the objects of a read although policy denies it. `read`: as above."""
+        if read is None:
+            self.denied = found if len(found) <= MOST_DENIED else None
+        elif self.denied is not None and (found or self.denied):
+            self.denied = {one for one in self.denied if one[0] not in read} | found
 
     def note_revoked(self, objects: Collection[ObjectId], read: int) -> None:
         """What was left over there is revoked: what is held there from now on, others granted. `read`: the number of
@@ -172,7 +196,7 @@ class RoleMemory:
             self.generation, self.contests = grantee.generation, {}
         if not same:
             self.pending, self.reported, self.offer, self.failure = (), (), None, None
-            self.left_off, self.left_over = frozenset(), {}
+            self.left_off, self.left_over, self.denied = frozenset(), {}, None
         if self.digest != digest:
             self.digest, self.confirmed = digest, False
 

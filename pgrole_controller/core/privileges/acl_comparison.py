@@ -1,8 +1,9 @@
 """Compares one role's privileges, object by object, with what it declares."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from itertools import product
+from typing import TypeAlias
 
 from pgrole_controller.core.privileges.acl import (
     DECLARABLE,
@@ -34,6 +35,9 @@ class _Denied:
     privileges: frozenset[str] = frozenset()
     columns: frozenset[tuple[str, str]] = frozenset()
 
+    def has(self, privilege: str, column: str = "") -> bool:
+        return (privilege, column) in self.columns if column else privilege in self.privileges
+
 
 _NOTHING_DENIED = _Denied()
 
@@ -52,13 +56,20 @@ class _Kept:
 _NOTHING_KEPT = _Kept()
 
 
+#: On an object, or on a column.
+DeniedPrivilege: TypeAlias = tuple[ObjectId, str, str]
+
+
 @dataclass(frozen=True, slots=True)
 class RememberedObjects:
     """What is remembered of objects on which the role's declaration was applied. `before`: those that had another name,
-    schema or owner then, as they were.
+    schema or owner then, as they were. `changed`: these, and others that may have been different. `denied`: what the
+    role held since then although policy denied it; None: not known.
     """
 
     before: Mapping[ObjectId, DatabaseObject] = field(default_factory=dict)
+    changed: Set[ObjectId] = frozenset()
+    denied: Set[DeniedPrivilege] | None = None
 
 
 _NOTHING_REMEMBERED = RememberedObjects()
@@ -87,6 +98,7 @@ class AclComparison:
         self._verdicts: dict[tuple[object, ...], frozenset[str]] = {}
         self.changes: list[AclChange] = []
         self.former_held = False
+        self.denied = set[DeniedPrivilege]()  # as in RememberedObjects, from now on
 
     def compare(self, acl: ObservedAcl) -> None:
         obj = acl.object
@@ -101,7 +113,7 @@ class AclComparison:
         denied = _NOTHING_DENIED if wanted is NOTHING_WANTED else self._denied(obj, wanted)
         if plain == wanted.privileges and not wanted.columns and denied is _NOTHING_DENIED:
             return
-        kept = self._compare_held(obj, entries, wanted) if entries else _NOTHING_KEPT
+        kept = self._compare_held(obj, entries, wanted, denied) if entries else _NOTHING_KEPT
         self._compare_missing(obj, kept, wanted, denied)
 
     def find_exact(self, obj: DatabaseObject) -> frozenset[str] | None:
@@ -141,14 +153,19 @@ class AclComparison:
         literal = wanted.has_literal(privilege, column)
         return why_not_granted(self._grantee, obj, privilege, self._observed.facts, column=column, literal=literal)
 
-    def _compare_held(self, obj: DatabaseObject, entries: Sequence[AclEntry], wanted: Wanted) -> _Kept:
-        """Decides about the entries that exist. What policy denies stays, but its grant option is never declared."""
+    def _compare_held(self, obj: DatabaseObject, entries: Sequence[AclEntry], wanted: Wanted, denied: _Denied) -> _Kept:
+        """Decides about the entries that exist. What policy denies stays if the role held it when the declaration was
+        applied, but its grant option is never declared.
+        """
         kept: list[AclEntry] = []
         revoked: list[AclEntry] = []
         disarmed: list[AclEntry] = []
         for entry in entries:
             if not wanted.has(entry.privilege, entry.column):
                 (revoked if self._is_revoked(obj, entry) else kept).append(entry)
+                continue
+            if denied.has(entry.privilege, entry.column) and self._is_given(obj, entry, wanted):
+                (revoked if self._classifier.note_held(_difference(obj, entry)) else kept).append(entry)
                 continue
             kept.append(entry)
             undeclared = entry.grantable and self._is_exact(obj)
@@ -179,6 +196,17 @@ class AclComparison:
             self._classifier.note_left(difference)
             return False
         return self._classifier.note_held(difference, left_over=self._is_left_over(obj, entry))
+
+    def _is_given(self, obj: DatabaseObject, entry: AclEntry, wanted: Wanted) -> bool:
+        """Tells whether others granted what is declared, and what policy denied already: the controller never did."""
+        held, known = (obj.id, entry.privilege, entry.column), self._remembered.denied
+        literal = wanted.has_literal(entry.privilege, entry.column)
+        same = obj.id not in self._remembered.changed
+        is_given = known is not None and held not in known and same and self._is_exact(obj)
+        if is_given and self._classifier.was_denied(_difference(obj, entry), literal=literal):
+            return True
+        self.denied.add(held)
+        return False
 
     def _is_left_over(self, obj: DatabaseObject, entry: AclEntry) -> bool:
         """Tells whether the declaration wanted just this entry, and policy allowed it, before the object got another

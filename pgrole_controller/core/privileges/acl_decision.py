@@ -6,8 +6,8 @@ In a database that only a former declaration lists, only what that declaration g
 object is granted nothing; all else is as if it were accepted.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, field
 
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.core.names import spell_name
@@ -19,7 +19,7 @@ from pgrole_controller.core.privileges.acl import (
     ObjectKind,
     ObservedAcl,
 )
-from pgrole_controller.core.privileges.acl_comparison import AclComparison, RememberedObjects
+from pgrole_controller.core.privileges.acl_comparison import AclComparison, DeniedPrivilege, RememberedObjects
 from pgrole_controller.core.privileges.awaited_privileges import (
     AppliedDeclaration,
     PendingNames,
@@ -47,6 +47,7 @@ class PrivilegeDecision:
       revoke waited.
     - `left_over`: what is revoked because the controller granted it on objects that were renamed, moved to another
       schema or given another owner since.
+    - `denied`: as in RememberedObjects, from now on, of the objects that were read; None: nothing was compared.
     - `pending`: Refused and at most one Waiting; everything else is applied nevertheless.
     - `reported`: differences that are not corrected.
     - `confirmed`: nothing is left that only a former declaration granted; False after a partial read.
@@ -61,6 +62,7 @@ class PrivilegeDecision:
     extended: tuple[PrivilegeDifference, ...] = ()
     awaited: bool = False
     left_over: tuple[PrivilegeDifference, ...] = ()
+    denied: Set[DeniedPrivilege] | None = field(default=None, compare=False)
     pending: tuple[PgRoleError, ...] = ()
     reported: tuple[PrivilegeDifference, ...] = ()
     confirmed: bool = False
@@ -137,6 +139,7 @@ def decide_privileges(
         extended=tuple(classifier.extended),
         awaited=classifier.awaited,
         left_over=tuple(classifier.left_over),
+        denied=comparison.denied,
         pending=(*([undeclarable] if undeclarable else []), *pending.errors()),
         reported=tuple(classifier.reported),
         confirmed=is_whole and not former_held,

@@ -170,6 +170,14 @@ class DifferenceClassifier:
             return self.note_held(difference)
         return True
 
+    def was_denied(self, difference: PrivilegeDifference, *, literal: bool) -> bool:
+        """Whether policy denied this, on the object or on equal ones, when the declaration was last applied."""
+        obj = difference.object
+        if obj is None or not self._current or self._ignored:
+            return False
+        marks = (mark(obj, difference.privilege, literal=literal) for mark in (mark_denied, mark_denied_object))
+        return self._applied.awaits(*marks)
+
     def note_left(self, difference: PrivilegeDifference) -> None:
         """Notes a privilege that is held, and that no PgRole can declare: the controller does not revoke it."""
         if not self._ignored:
