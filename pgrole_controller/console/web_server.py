@@ -187,7 +187,7 @@ class ConsoleServer:
         except Rejected as error:
             if fragment or error.status != 401:
                 raise
-            return self._login_form(request, str(error), error.status, request.path_qs)
+            return self._login_form(request, str(error), error.status, own_page(request.path_qs))
         if session is None:
             if fragment:
                 raise web.HTTPUnauthorized
@@ -234,12 +234,12 @@ class ConsoleServer:
         return self._login_form(request, self._sessions.why_ended(request.cookies.get(self._cookie, "")), 200, page)
 
     def _login_form(self, request: web.Request, problem: str, status: int, page: str) -> web.StreamResponse:
-        """`page`: path and query of the page to show after signing in."""
+        """`page`: path and query of the page to show after signing in, as `own_page` returns them."""
         if self._owner is not None:
             return _notice(401, f"open the address that {program_name()} console printed last")
         held = request.cookies.get(self._form_cookie, "")
         cookie = held if 20 <= len(held) <= 64 else secrets.token_urlsafe(24)
-        response = _page(status, self._pages.render_login(self._sessions.sign(cookie), problem, own_page(page)))
+        response = _page(status, self._pages.render_login(self._sessions.sign(cookie), problem, page))
         self._set_cookie(response, self._form_cookie, cookie)
         return response
 

@@ -9,40 +9,24 @@ from contextlib import asynccontextmanager
 import anyio
 import pytest
 
-from pgrole_controller.local.process import reached
-from tests.acceptance.world import PATIENCE, Json, Kube, Stage, condition, running, says
+from tests.acceptance.admission import admission_policy
+from tests.acceptance.world import Json, Kube, Stage, condition, running, says
 
-GROUP = "/apis/admissionregistration.k8s.io/v1"
 INJECTED = "of-a-policy"
 
 
 @asynccontextmanager
 async def mutating(kube: Kube, key: str, operation: str = "replace") -> AsyncIterator[None]:
     """Has the API server replace or add this key of each Secret in the namespace that has the key `username`."""
-    name, kind = f"alter-{kube.namespace}", {"apiVersion": "admissionregistration.k8s.io/v1"}
     value = b64encode(INJECTED.encode()).decode()
     patch = f'[JSONPatch{{op: "{operation}", path: "/data/{key}", value: "{value}"}}]'
     rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE", "UPDATE"], "resources": ["secrets"]}
-    policy = {
-        **kind,
-        "kind": "MutatingAdmissionPolicy",
-        "metadata": {"name": name},
-        "spec": {
-            "matchConstraints": {"resourceRules": [rule]},
-            "matchConditions": [{"name": "this", "expression": "has(object.data) && 'username' in object.data"}],
-            "failurePolicy": "Fail",
-            "reinvocationPolicy": "Never",
-            "mutations": [{"patchType": "JSONPatch", "jsonPatch": {"expression": patch}}],
-        },
-    }
-    binding = {
-        **kind,
-        "kind": "MutatingAdmissionPolicyBinding",
-        "metadata": {"name": name},
-        "spec": {
-            "policyName": name,
-            "matchResources": {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": kube.namespace}}},
-        },
+    spec = {
+        "matchConstraints": {"resourceRules": [rule]},
+        "matchConditions": [{"name": "this", "expression": "has(object.data) && 'username' in object.data"}],
+        "failurePolicy": "Fail",
+        "reinvocationPolicy": "Never",
+        "mutations": [{"patchType": "JSONPatch", "jsonPatch": {"expression": patch}}],
     }
 
     async def is_altered() -> bool:
@@ -51,19 +35,8 @@ async def mutating(kube: Kube, key: str, operation: str = "replace") -> AsyncIte
         made = await kube.server.request("POST", kube.secret_path(), body, query={"dryRun": "All"})
         return bool(made["data"].get(key) == value)
 
-    async def is_as_sent() -> bool:
-        return not await is_altered()
-
-    policies, bindings = (f"{GROUP}/mutatingadmission{what}" for what in ("policies", "policybindings"))
-    await kube.server.request("POST", policies, policy)
-    await kube.server.request("POST", bindings, binding)
-    try:
-        assert await reached(is_altered, PATIENCE)
+    async with admission_policy(kube, "Mutating", f"alter-{kube.namespace}", spec, {}, is_altered):
         yield
-    finally:
-        await kube.server.request("DELETE", f"{bindings}/{name}")
-        await kube.server.request("DELETE", f"{policies}/{name}")
-        assert await reached(is_as_sent, PATIENCE)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 
 from pgrole_controller.kube.client import Client
 from pgrole_controller.local.apiserver import LocalApiError
-from pgrole_controller.local.process import reached
+from tests.acceptance.admission import admission_policy
 from tests.acceptance.world import PATIENCE, Database, Json, Kube, Stage, is_ready, running
 
 pytestmark = pytest.mark.slow
@@ -24,7 +24,6 @@ ROUNDS = 6
 SEED = 7
 #: How long a rotation takes at most.
 ROTATION_SECONDS = 0.08
-POLICIES = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
 SESSIONS = "FROM pg_stat_activity WHERE application_name LIKE 'pgrole-controller %'"
 TURN = "LOCK TABLE pgrole.turn_to_change IN ACCESS EXCLUSIVE MODE"
 
@@ -93,28 +92,10 @@ async def denied(
     """Denies writes of a resource in the namespace by an admission policy; `probe` shows whether it is effective."""
     group, _, plural = resource.rpartition(":")
     rule = {"apiGroups": [group], "apiVersions": ["*"], "operations": ["CREATE", "UPDATE"], "resources": [plural]}
-    selector = {"matchLabels": {"kubernetes.io/metadata.name": kube.namespace}}
-    kind = {"apiVersion": "admissionregistration.k8s.io/v1"}
-    name = f"deny-{kube.namespace}-{plural.replace('/', '-')}"
-    policy = {
-        **kind,
-        "kind": "ValidatingAdmissionPolicy",
-        "metadata": {"name": name},
-        "spec": {
-            "matchConstraints": {"resourceRules": [rule]},
-            "matchConditions": [{"name": "this", "expression": condition}],
-            "validations": [{"expression": "false", "message": "denied for a moment"}],
-        },
-    }
-    binding = {
-        **kind,
-        "kind": "ValidatingAdmissionPolicyBinding",
-        "metadata": {"name": name},
-        "spec": {
-            "policyName": name,
-            "validationActions": ["Deny"],
-            "matchResources": {"namespaceSelector": selector},
-        },
+    spec = {
+        "matchConstraints": {"resourceRules": [rule]},
+        "matchConditions": [{"name": "this", "expression": condition}],
+        "validations": [{"expression": "false", "message": "denied for a moment"}],
     }
 
     async def is_denied() -> bool:
@@ -124,19 +105,9 @@ async def denied(
             return "denied for a moment" in str(error)
         return False
 
-    async def is_allowed() -> bool:
-        return not await is_denied()
-
-    bindings = POLICIES.replace("policies", "policybindings")
-    await kube.server.request("POST", POLICIES, policy)
-    await kube.server.request("POST", bindings, binding)
-    try:
-        assert await reached(is_denied, PATIENCE)
+    name = f"deny-{kube.namespace}-{plural.replace('/', '-')}"
+    async with admission_policy(kube, "Validating", name, spec, {"validationActions": ["Deny"]}, is_denied):
         yield
-    finally:
-        await kube.server.request("DELETE", f"{bindings}/{name}")
-        await kube.server.request("DELETE", f"{POLICIES}/{name}")
-        assert await reached(is_allowed, PATIENCE)
 
 
 def no_secret(kube: Kube) -> Any:

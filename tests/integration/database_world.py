@@ -3,6 +3,7 @@
 import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 
 import anyio
 import asyncpg
@@ -24,7 +25,7 @@ from pgrole_controller.core.privileges.grantee import (
 )
 from pgrole_controller.core.privileges.privilege_result import News, PrivilegeNews, PrivilegeResult
 from pgrole_controller.core.request import Key
-from pgrole_controller.core.server_options import DatabasesConfig
+from pgrole_controller.core.server_options import DatabaseMode, DatabasesConfig
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.local.process import reached
 from pgrole_controller.postgres import queries
@@ -126,6 +127,16 @@ class DatabaseWorkerWorld:
     async def uninstall(self) -> None:
         """Removes what the template installed, for controllers that may not install anything."""
         await self.hand.execute(queries.remove())
+
+    async def poll_without_schema(self) -> None:
+        """The controller may not install anything, so it polls."""
+        self.config = replace(
+            self.config,
+            may_install=False,
+            interval=0.2,
+            databases=DatabasesConfig(("*",), detection=DatabaseMode.AUTO),
+        )
+        await self.uninstall()
 
     async def wait_more_drifts(self, count: int) -> None:
         await self.wait(lambda result: result.drift_count > count)

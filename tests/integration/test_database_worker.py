@@ -858,13 +858,7 @@ async def test_nothing_counts_as_revoked_in_a_database_that_replaces_one_of_the_
 
 
 async def test_the_worker_polls_where_it_may_not_install(world: DatabaseWorkerWorld) -> None:
-    world.config = replace(
-        world.config,
-        may_install=False,
-        interval=0.2,
-        databases=DatabasesConfig(("*",), detection=DatabaseMode.AUTO),
-    )
-    await world.uninstall()
+    await world.poll_without_schema()
     world.declare(READ)
     async with world.working() as worker:
         await world.wait_settled()

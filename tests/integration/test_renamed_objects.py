@@ -12,7 +12,6 @@ from pgrole_controller.core.errors import Reason, Waiting
 from pgrole_controller.core.privileges.acl import ObjectKind
 from pgrole_controller.core.privileges.grantee import DatabasePrivileges, Grantee, ObjectPrivileges
 from pgrole_controller.core.privileges.privilege_result import News
-from pgrole_controller.core.server_options import DatabaseMode, DatabasesConfig
 from pgrole_controller.local.process import reached
 from tests.integration.database_world import DEADLINE, SERVER, DatabaseWorkerWorld
 
@@ -168,13 +167,7 @@ async def test_tables_that_change_places_are_never_contested(world: DatabaseWork
 
 
 async def test_while_polling_where_nothing_is_stored_it_is_no_drift_either(world: DatabaseWorkerWorld) -> None:
-    world.config = replace(
-        world.config,
-        may_install=False,
-        interval=0.2,
-        databases=DatabasesConfig(("*",), detection=DatabaseMode.AUTO),
-    )
-    await world.uninstall()
+    await world.poll_without_schema()
     declare(world, TABLE)
     async with world.working() as worker:
         await world.wait_settled()

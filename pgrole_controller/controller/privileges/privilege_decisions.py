@@ -74,7 +74,7 @@ class RoundDecisions:
             remembered = RememberedObjects(
                 role.select_before(new_objects), role.select_changed(new_objects), role.denied
             )
-            await self._decide_beside(one, one.role.select_new(new_objects), remembered)
+            await self._decide_beside(one, role.select_new(new_objects), remembered)
             one.decided = new_objects.read
             changes += sum(change.size for change in one.changes)
             number += 1

@@ -84,7 +84,7 @@ class RoleMemory:
     read after which the role had what it needs. What this read found may be new to other roles, but not to this one.
 
     `left_over`: objects on which something that was granted before they were renamed is to be revoked, as they were.
-    `revoked`: those where that was done, and the number of the read that had found it, while they are new to any role.
+    `revoked`: objects on which that was revoked, with the number of the read that found it, while new to any role.
 
     `denied`: as in RememberedObjects; None: not known, as before the first complete read, or too much.
 
@@ -176,8 +176,8 @@ class RoleMemory:
             self.denied = {one for one in self.denied if one[0] not in read} | found
 
     def note_revoked(self, objects: Collection[ObjectId], read: int) -> None:
-        """What was left over there is revoked: what is held there from now on, others granted. `read`: the number of
-        the read that found it.
+        """What was left over on these objects was revoked: whatever the role holds there from now on, others granted.
+        `read`: the number of the read that found it.
         """
         self.left_over = {one: obj for one, obj in self.left_over.items() if one not in objects}
         self.revoked = {**self.revoked, **dict.fromkeys(objects, read)}
